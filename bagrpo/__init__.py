@@ -1,0 +1,1 @@
+"""Reinforcement learning from verifiable rewards with Balanced Aggregation, in JAX."""

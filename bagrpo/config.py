@@ -1,0 +1,103 @@
+"""Typed, frozen run configuration: YAML files overridden by dotted `key=value` pairs.
+
+Every section is a pydantic model that refuses unknown keys. A module below `train` is given its
+own section only, never the whole run's. Nothing here loads jax.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import pydantic
+from pydantic import Field
+
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+class Section(pydantic.BaseModel):
+    """A frozen group of settings that knows all its keys."""
+
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelConfig(Section):
+    """Which model, and how it is computed."""
+
+    path: str
+    """Hugging Face folder, GGUF file, or `gs://`, `s3://`, `http(s)://` address of either."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of activations and matrix products. Norms, softmax, log-probs and losses stay float32."""
+    param_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the trained parameters and so of the optimizer's moments."""
+    remat: Literal["none", "full", "dots"] = "full"
+    """What the backward pass recomputes: nothing, each layer, or all but its matrix products."""
+
+
+class MeshConfig(Section):
+    """Devices along each mesh axis; -1 (at most once) takes what the others leave."""
+
+    data: int = 1
+    """Replicas of the parameters; rows are split over it."""
+    fsdp: int = -1
+    """Shards of parameters and optimizer state; rows are split over it too."""
+    tensor: int = 1
+    """Shards of heads, feed-forward width, experts and vocabulary."""
+
+
+class ClipConfig(Section):
+    """Trust region of the probability ratio: [1 - low, 1 + high]."""
+
+    low: NonNegative = 0.2
+    high: NonNegative = 0.2
+    """DAPO's clip-higher (arXiv:2503.14476) is 0.28; GSPO (arXiv:2507.18071) has 3e-4 and 4e-4."""
+    dual: float | None = Field(default=None, gt=1)
+    """Dual clip (arXiv:1912.09729): where the advantage is negative the ratio counts at most
+    this much. DAPO recipes use 10, verl's default is 3."""
+
+
+class KLConfig(Section):
+    """Penalty on the divergence from the reference model; off at coef 0."""
+
+    coef: NonNegative = 0.0
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    where: Literal["loss", "reward"] = "loss"
+    importance: bool = False
+    """In the loss, multiply the estimator by the ratio of policy to sampler, so that value and
+    gradient are those of KL(policy || reference). Without it k3 has the gradient of
+    KL(reference || policy), as in GRPO, and k1 has none: that pair is refused."""
+    rule: Literal["group_token", "token", "sequence", "constant"] | None = None
+    """How KL terms are combined. By default the run's own rule, and for `balanced`, whose
+    weights depend on the advantage's sign, `group_token`."""
+
+
+class AlgorithmConfig(Section):
+    """Advantage, surrogate and aggregation rule: any of each goes with any other."""
+
+    advantage: Literal["group_norm", "group_mean", "leave_one_out", "batch_norm"] = "group_norm"
+    std: Literal["population", "sample"] = "population"
+    """Divisor of the variance: G (BA and arXiv:2502.18548) or G - 1 (TRL, verl)."""
+    surrogate: Literal["token", "sequence", "reinforce", "likelihood"] = "token"
+    rule: Literal["balanced", "group_token", "token", "sequence", "constant"] = "balanced"
+    clip: ClipConfig = ClipConfig()
+    kl: KLConfig = KLConfig()
+    entropy: float = 0.0
+    """Coefficient of the entropy bonus, combined by the same rule as the KL terms."""
+
+
+class OptimizerConfig(Section):
+    """AdamW under a learning-rate schedule, after clipping the gradient by its global norm."""
+
+    learning_rate: NonNegative = 1e-6
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up: held, or decayed to `final_fraction` of it at the run's last update."""
+    warmup: NonNegative = 0
+    """Updates over which the rate rises linearly from 0."""
+    final_fraction: Fraction = 0.0
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: NonNegative = 0.0
+    """On matrices only; norms and biases are never decayed."""
+    max_grad_norm: float | None = Field(default=1.0, gt=0)
