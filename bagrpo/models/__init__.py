@@ -1,0 +1,1 @@
+"""One decoder for all model families: `family` says what a model is, `decoder` computes it."""
