@@ -127,6 +127,12 @@ def row_shards(mesh: Mesh) -> int:
     return math.prod(mesh.shape[axis] for axis in ROWS)
 
 
+def context_row_shards() -> int:
+    """`row_shards` of the mesh in use (`jax.set_mesh`), 1 without one."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in ROWS)
+
+
 def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
     """Fix the layout of an intermediate value on the mesh in use (`jax.set_mesh`), if any."""
     if jax.sharding.get_abstract_mesh().empty:

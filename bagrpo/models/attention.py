@@ -1,0 +1,63 @@
+"""Causal attention of some queries over keys that know their positions."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+MASKED = -1e30
+"""Score of a key that may not be seen. Finite, so that a query that sees nothing (padding) gets
+some average instead of nan."""
+
+
+def attend(
+    q_BTNH: jax.Array,
+    k_BSKH: jax.Array,
+    v_BSKH: jax.Array,
+    *,
+    visible_BTS: jax.Array,
+    scale: float,
+    softcap: float | None,
+) -> jax.Array:
+    """Softmax attention; each key head serves N / K neighbouring query heads.
+
+    Args:
+        q_BTNH: queries.
+        k_BSKH: keys.
+        v_BSKH: values.
+        visible_BTS: bool, which keys a query may see.
+        scale: factor on the products of queries and keys.
+        softcap: cap on the scores, `softcap * tanh(score / softcap)`, or None.
+
+    Returns:
+        (B, T, N, H) in the dtype of the queries; scores and softmax are float32.
+    """
+    B, T, N, H = q_BTNH.shape
+    K = k_BSKH.shape[2]
+    q_BTKJH = q_BTNH.reshape(B, T, K, N // K, H)
+    score_BKJTS = jnp.einsum(
+        "BTKJH,BSKH->BKJTS", q_BTKJH, k_BSKH, preferred_element_type=jnp.float32
+    )
+    score_BKJTS = score_BKJTS * jnp.float32(scale)
+    if softcap is not None:
+        cap = jnp.float32(softcap)
+        score_BKJTS = cap * jnp.tanh(score_BKJTS / cap)
+    score_BKJTS = jnp.where(visible_BTS[:, None, None], score_BKJTS, jnp.float32(MASKED))
+    share_BKJTS = jax.nn.softmax(score_BKJTS, axis=-1).astype(v_BSKH.dtype)
+    out_BTKJH = jnp.einsum("BKJTS,BSKH->BTKJH", share_BKJTS, v_BSKH)
+    return out_BTKJH.reshape(B, T, N, H)
+
+
+def visible(q_position_BT: jax.Array, k_position_BS: jax.Array, window: jax.Array) -> jax.Array:
+    """Which keys a query may see: not empty (position -1), not later, and within the window.
+
+    Args:
+        q_position_BT: int32 positions of the queries.
+        k_position_BS: int32 positions of the keys, -1 where there is none.
+        window: int32 scalar, tokens that a query sees, itself included.
+
+    Returns:
+        bool, (B, T, S).
+    """
+    q, k = q_position_BT[:, :, None], k_position_BS[:, None, :]
+    return (k >= 0) & (k <= q) & (k > q - window)

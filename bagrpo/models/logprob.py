@@ -1,0 +1,131 @@
+"""Log-probs of given tokens, in chunks: the logits of all positions never exist at once.
+
+For a vocabulary of 151,936 the logits of 8 x 2048 tokens are 9.3 GiB in float32, and a plain
+backward pass holds several such arrays. Here a scan runs over chunks of response positions; each
+chunk's logits are made, reduced to two numbers a token and dropped, and made again in the
+backward pass, where the gradient of the head is summed from chunk to chunk.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from bagrpo.models.decoder import Compute, forward, logits
+from bagrpo.models.family import Architecture
+from bagrpo.models.params import Params
+from bagrpo.sharding import ROWS, constrain, context_row_shards
+
+
+def response_logps(
+    params: Params,
+    arch: Architecture,
+    tokens_BT: jax.Array,
+    prompt_B: jax.Array,
+    mask_BR: jax.Array,
+    *,
+    temperature: jax.Array | float,
+    compute: Compute,
+    entropy: Literal["value", "gradient"] = "value",
+) -> tuple[jax.Array, jax.Array]:
+    """Log-prob of every response token and entropy of the distribution it was drawn from, in nats.
+
+    Args:
+        params: as `models.params` declares them.
+        arch: the architecture they belong to.
+        tokens_BT: int32, each row a prompt and right after it a response; padding may be anything.
+        prompt_B: int32 prompt tokens of each row.
+        mask_BR: bool, which response positions are wanted; the others get 0.
+        temperature: logits are divided by it; 0 < temperature.
+        compute: how.
+        entropy: whether the entropy is differentiated too, which costs memory traffic.
+
+    Returns:
+        logp_BR and entropy_BR, float32.
+    """
+    T, R = tokens_BT.shape[1], mask_BR.shape[1]
+    position_1T = jnp.arange(T, dtype=jnp.int32)[None]
+    response_BR = prompt_B[:, None] + jnp.arange(R, dtype=jnp.int32)[None]
+    last_B = jnp.where(mask_BR, response_BR, 0).max(axis=1)
+    position_BT = jnp.where(position_1T <= last_B[:, None], position_1T, -1)
+    hidden_BTD, _ = forward(params, arch, tokens_BT, position_BT, compute=compute)
+
+    response_BR = jnp.where(mask_BR, response_BR, 1)
+    hidden_BRD = jnp.take_along_axis(hidden_BTD, (response_BR - 1)[:, :, None], axis=1)
+    target_BR = jnp.take_along_axis(tokens_BT, response_BR, axis=1)
+    logp_BR, entropy_BR = token_logps(
+        params,
+        arch,
+        constrain(hidden_BRD, ROWS),
+        target_BR,
+        temperature=temperature,
+        logit_tokens=compute.logit_tokens,
+        entropy=entropy,
+    )
+    # Select rather than multiply: what was computed at masked positions may be anything.
+    zero = jnp.float32(0)
+    return jnp.where(mask_BR, logp_BR, zero), jnp.where(mask_BR, entropy_BR, zero)
+
+
+def token_logps(
+    params: Params,
+    arch: Architecture,
+    hidden_BRD: jax.Array,
+    target_BR: jax.Array,
+    *,
+    temperature: jax.Array | float,
+    logit_tokens: int,
+    entropy: Literal["value", "gradient"] = "value",
+) -> tuple[jax.Array, jax.Array]:
+    """Log-prob of each target under the logits of its hidden state, and their entropy, in nats.
+
+    Args:
+        params: only `head`, or the tied `embed`, is used.
+        arch: for the tie and the final soft cap.
+        hidden_BRD: hidden states that predict the targets.
+        target_BR: int32 ids.
+        temperature: logits are divided by it.
+        logit_tokens: tokens of a device whose logits exist at once.
+        entropy: see `response_logps`.
+
+    Returns:
+        logp_BR and entropy_BR, float32.
+    """
+    B, R, D = hidden_BRD.shape
+    chunk = max(1, min(R, logit_tokens * context_row_shards() // B))
+    chunks = -(-R // chunk)
+    pad = ((0, 0), (0, chunks * chunk - R))
+    hidden_BRD = jnp.pad(hidden_BRD, (*pad, (0, 0)))
+    target_BR = jnp.pad(target_BR, pad)
+    # Only what the head needs: a closed-over tree would have its whole gradient carried along.
+    head = {"embed": params["embed"]} if arch.tied else {"head": params["head"]}
+    body = functools.partial(_chunk_logps, arch, head, jnp.float32(temperature), entropy)
+
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def step(carry, chunk):
+        return carry, body(*chunk)
+
+    split = (
+        hidden_BRD.reshape(B, chunks, chunk, D).swapaxes(0, 1),
+        target_BR.reshape(B, chunks, chunk).swapaxes(0, 1),
+    )
+    _, out = jax.lax.scan(step, None, split)
+    logp_BR, entropy_BR = (x.swapaxes(0, 1).reshape(B, chunks * chunk)[:, :R] for x in out)
+    return logp_BR, entropy_BR
+
+
+def _chunk_logps(arch, head, temperature, entropy, hidden_BCD, target_BC):
+    logit_BCV = logits(head, arch, constrain(hidden_BCD, ROWS)) / temperature
+    logit_BCV = constrain(logit_BCV, ROWS, None, "tensor")
+    normalizer_BC = jax.nn.logsumexp(logit_BCV, axis=-1)
+    chosen_BC = jnp.take_along_axis(logit_BCV, target_BC[:, :, None], axis=-1)[:, :, 0]
+    logp_BC = chosen_BC - normalizer_BC
+    free_BCV, free_BC = logit_BCV, normalizer_BC
+    if entropy == "value":
+        free_BCV, free_BC = jax.lax.stop_gradient((logit_BCV, normalizer_BC))
+    share_BCV = jnp.exp(free_BCV - free_BC[:, :, None])
+    entropy_BC = free_BC - jnp.sum(share_BCV * free_BCV, axis=-1)
+    return logp_BC, entropy_BC

@@ -1,0 +1,206 @@
+"""One exact update: gradients summed over micro-batches, then the optimizer.
+
+The loss of a micro-batch is a weighted sum with weights made for the whole batch, so gradients and
+statistics just add up. Parameters, optimizer state and the sum of gradients are sharded alike,
+created sharded, and donated: each exists once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+
+from bagrpo import sharding
+from bagrpo.algo.diagnostics import diagnostics
+from bagrpo.algo.loss import loss
+from bagrpo.batch import Batch
+from bagrpo.config import AlgorithmConfig, BatchConfig, ModelConfig, OptimizerConfig
+from bagrpo.models import params as model_params
+from bagrpo.models.decoder import Compute
+from bagrpo.models.family import Architecture
+from bagrpo.models.logprob import response_logps
+from bagrpo.train.assemble import Row, aggregation_rows, microbatches
+from bagrpo.train.optimizer import optimizer, schedule
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """What an update changes, and a checkpoint of the model holds."""
+
+    params: model_params.Params
+    opt_state: Any
+    updates: jax.Array
+    """int32, updates done."""
+
+
+class Trainer:
+    """The jitted programs of a run: log-probs, gradients of a micro-batch, optimizer update.
+
+    Everything runs on one mesh. Host arrays go in whole on every process; what comes out for
+    logging is replicated.
+    """
+
+    def __init__(
+        self,
+        arch: Architecture,
+        mesh: Mesh,
+        *,
+        model: ModelConfig,
+        algorithm: AlgorithmConfig,
+        optimizer_config: OptimizerConfig,
+        batch: BatchConfig,
+        updates: int,
+    ):
+        """Build the programs; nothing is compiled before its first use.
+
+        Args:
+            arch: the model's.
+            mesh: from `sharding.make_mesh`.
+            model: dtypes and remat.
+            algorithm: surrogate, rule, KL.
+            optimizer_config: AdamW and its schedule.
+            batch: shapes.
+            updates: of the whole run, for the schedule.
+        """
+        self.arch, self.mesh, self.algorithm, self.batch = arch, mesh, algorithm, batch
+        self.row_shards = sharding.row_shards(mesh)
+        self.compute = Compute(
+            dtype=model.dtype, remat=model.remat, logit_tokens=model.logit_tokens
+        )
+        self.schedule = schedule(optimizer_config, updates)
+        self.optimizer = optimizer(optimizer_config, arch, updates)
+        self.shardings = self._state_shardings(model.param_dtype)
+        whole = sharding.replicated(mesh)
+        grads = self.shardings.params
+        self._moments = jax.jit(self.optimizer.init, out_shardings=self.shardings.opt_state)
+        self._zeros = jax.jit(self._zero_grads, out_shardings=grads)
+        self._accumulate = jax.jit(
+            self._add_microbatch, out_shardings=(grads, whole), donate_argnums=1
+        )
+        self._apply = jax.jit(
+            self._apply_grads, out_shardings=(self.shardings, whole), donate_argnums=0
+        )
+        self._logps = jax.jit(self._microbatch_logps, out_shardings=whole)
+
+    def create(self, params: model_params.Params) -> TrainState:
+        """A fresh state around parameters; the optimizer's moments are created sharded."""
+        return TrainState(
+            params, self._moments(params), jax.device_put(np.int32(0), self.shardings.updates)
+        )
+
+    def train_step(
+        self, state: TrainState, rows: Sequence[Row], *, temperature: float = 1.0
+    ) -> tuple[TrainState, dict[str, float]]:
+        """One update from all these rows together.
+
+        Args:
+            state: donated.
+            rows: of the whole step, in any order.
+            temperature: the sampling temperature, by which the logits are divided here too.
+
+        Returns:
+            The new state, and metrics of the batch (means over its tokens, rows or groups).
+
+        Raises:
+            ValueError: if a row is too long, or lacks what the algorithm needs.
+        """
+        temperature_ = np.float32(temperature)
+        with jax.set_mesh(self.mesh):
+            grads, parts = self._zeros(), []
+            for batch, indices in microbatches(rows, self.algorithm, self.batch, self.row_shards):
+                batch = sharding.put_rows(batch, self.mesh)
+                grads, sums = self._accumulate(state.params, grads, batch, temperature_)
+                parts.append((sums, indices))
+            state, metrics = self._apply(state, grads)
+        metrics = {name: float(value) for name, value in metrics.items()}
+        return state, metrics | self._batch_metrics(rows, parts)
+
+    def logps(
+        self, params: model_params.Params, rows: Sequence[Row], *, temperature: float = 1.0
+    ) -> list[np.ndarray]:
+        """Log-probs of each row's response tokens, in nats: the old policy's or the reference's."""
+        found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(rows)
+        plain = [
+            dataclasses.replace(row, old_logps=None, ref_logps=None, trained=True) for row in rows
+        ]
+        with jax.set_mesh(self.mesh):
+            for batch, indices in microbatches(plain, self.algorithm, self.batch, self.row_shards):
+                batch = sharding.put_rows(batch, self.mesh)
+                logp_BR = np.asarray(self._logps(params, batch, np.float32(temperature)))
+                for b, i in enumerate(indices):
+                    found[i] = logp_BR[b, : len(rows[i].response)]
+        return found
+
+    def _state_shardings(self, dtype: str) -> TrainState:
+        """Moments are laid out like their parameters, counters replicated."""
+        specs = model_params.specs(self.arch)
+        shardings = sharding.param_shardings(specs, self.mesh)
+        whole: Any = sharding.replicated(self.mesh)
+        state = jax.eval_shape(self.optimizer.init, model_params.abstract(self.arch, dtype))
+        opt_shardings = optax.tree.map_params(
+            self.optimizer,
+            lambda _, param_sharding: param_sharding,
+            state,
+            shardings,
+            transform_non_params=lambda _: whole,
+        )
+        return TrainState(shardings, opt_shardings, whole)
+
+    def _zero_grads(self) -> model_params.Params:
+        return jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype), model_params.abstract(self.arch, "float32")
+        )
+
+    def _add_microbatch(self, params, grads, batch: Batch, temperature):
+        def objective(params):
+            logp_BR, entropy_BR = self._batch_logps(params, batch, temperature)
+            return loss(logp_BR, entropy_BR, batch, self.algorithm)
+
+        more, sums = jax.grad(objective, has_aux=True)(params)
+        grads = jax.tree.map(lambda a, b: a + b.astype(a.dtype), grads, more)
+        return grads, sums
+
+    def _microbatch_logps(self, params, batch: Batch, temperature):
+        return self._batch_logps(params, batch, temperature)[0]
+
+    def _batch_logps(self, params, batch: Batch, temperature):
+        return response_logps(
+            params,
+            self.arch,
+            batch.tokens_BT,
+            batch.prompt_B,
+            batch.mask_BR,
+            temperature=temperature,
+            compute=self.compute,
+            entropy="gradient" if self.algorithm.entropy else "value",
+        )
+
+    def _apply_grads(self, state: TrainState, grads):
+        with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
+            changes, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
+            rate = jnp.float32(self.schedule(state.updates))
+        params: Any = optax.apply_updates(state.params, changes)
+        metrics = {"grad_norm": optax.tree.norm(grads), "learning_rate": rate}
+        return TrainState(params, opt_state, state.updates + 1), metrics
+
+    def _batch_metrics(self, rows: Sequence[Row], parts) -> dict[str, float]:
+        """Diagnostics of the whole batch from the per-row sums of its micro-batches."""
+        aggregated = aggregation_rows(rows, self.batch)
+        total = len(aggregated.group_B)
+        joined: dict[str, np.ndarray] = {}
+        for sums, indices in parts:
+            for name, value in sums.items():
+                value = np.asarray(value)
+                joined.setdefault(name, np.zeros(total, value.dtype))[indices] = value[
+                    : len(indices)
+                ]
+        found = diagnostics(aggregated, joined, self.algorithm)
+        return {name: float(value) for name, value in found.items()}

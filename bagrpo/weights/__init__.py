@@ -1,0 +1,1 @@
+"""Model weights: safetensors folders and GGUF files in, sharded parameters; safetensors out."""

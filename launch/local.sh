@@ -1,0 +1,125 @@
+#!/usr/bin/env bash
+# On a machine that has only Python: sets bagrpo up in .venv from requirements.lock, then runs what
+# it is given. Later runs start at once, until the lock, pyproject.toml or the checkout's place changes.
+set -euo pipefail
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+venv="$root/.venv"
+stamp="$venv/.bagrpo-installed"
+
+usage() {
+  cat <<'EOF_USAGE'
+Sets bagrpo up in .venv (the first time: some minutes), then runs one of its commands.
+
+  launch/local.sh COMMAND [argument ...]      what `bagrpo COMMAND ...` does
+  launch/local.sh test [pytest argument ...]  the gate: ruff, pyright, shellcheck, pytest
+
+`.venv/bin/bagrpo --help` lists the commands. Needs Python 3.11 or newer; installs through uv when
+it is there, else through pip.
+PYTHON=/path/to/python3 chooses the interpreter that .venv is made with.
+EOF_USAGE
+}
+
+fail() {
+  echo "launch/local.sh: $*" >&2
+  exit 1
+}
+
+is_usable() {
+  "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1
+}
+
+find_python() {
+  local candidate
+  for candidate in ${PYTHON:+"$PYTHON"} python3.13 python3.12 python3.11 python3; do
+    if is_usable "$candidate"; then
+      echo "$candidate"
+      return
+    fi
+    [[ $candidate != "${PYTHON:-}" ]] || fail "PYTHON=$PYTHON does not run as Python 3.11 or newer"
+  done
+  fail "found no Python 3.11 or newer (tried python3.13, python3.12, python3.11, python3);" \
+    "install one, or name it as PYTHON=/path/to/python3"
+}
+
+minor_version() {
+  "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'
+}
+
+# What an installation depends on. The place counts because scripts in .venv/bin hold full paths.
+fingerprint() {
+  { echo "$root" && cat "$root"/requirements*.lock "$root/pyproject.toml"; } | cksum
+}
+
+is_installed() {
+  [[ -f $stamp && $(<"$stamp") == "$(fingerprint)" ]] && is_usable "$venv/bin/python"
+}
+
+install() {
+  local python="$1" installed
+  local -a installer
+  installed="$(fingerprint)" # of the files as they are now, should they change meanwhile
+  [[ -x $venv/bin/python ]] || "$python" -m venv --without-pip "$venv"
+  if uv --version >/dev/null 2>&1; then
+    installer=(uv pip install --python "$venv/bin/python")
+  else
+    "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$venv/bin/python" -m ensurepip ||
+      fail "$python comes without pip (Debian and Ubuntu: apt install python3-venv), and there is no uv"
+    installer=("$venv/bin/python" -m pip install)
+  fi
+  installer+=(--no-deps) # The locks are complete.
+  echo "launch/local.sh: installing into $venv: ${installer[*]}"
+  "${installer[@]}" --only-binary :all: --require-hashes -r "$root/requirements.lock"
+  "${installer[@]}" --no-build-isolation -e "$root" # The build backend is in the lock.
+  "${installer[@]}" --require-hashes -r "$root/requirements-gym.lock" ||
+    echo "launch/local.sh: left out reasoning-gym, whose installation takes a C compiler and" \
+      "Python's headers; all else works (to try again: rm '$stamp')"
+  echo "$installed" >"$stamp"
+}
+
+set_up() {
+  local python
+  if [[ -n ${PYTHON:-} && -x $venv/bin/python ]]; then
+    [[ $(minor_version "$PYTHON") == "$(minor_version "$venv/bin/python")" ]] ||
+      fail "$venv has Python $(minor_version "$venv/bin/python"), not that of PYTHON=$PYTHON;" \
+        "delete that folder to change it"
+  fi
+  if is_installed; then return; fi
+  if [[ -e $venv/bin/python || -L $venv/bin/python ]]; then
+    python="$venv/bin/python"
+    is_usable "$python" ||
+      fail "$python no longer runs as Python 3.11 or newer; delete $venv and run this again"
+  else
+    python="$(find_python)"
+  fi
+  mkdir -p "$venv"
+  (
+    # The lock belongs to this subshell's open file and ends with it, however it ends. Python takes
+    # it because not every system has a flock command. Not `.lock`: uv takes that one.
+    "$python" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)'
+    if ! is_installed; then install "$python" >&2; fi
+  ) 9>"$venv/.bagrpo-lock"
+}
+
+run_gate() {
+  cd "$root"
+  "$venv/bin/ruff" check .
+  "$venv/bin/ruff" format --check .
+  # Otherwise pyright asks the network whether there is a newer one.
+  PYRIGHT_PYTHON_IGNORE_WARNINGS=1 "$venv/bin/pyright"
+  "$venv/bin/shellcheck" launch/*.sh .ci/run
+  exec "$venv/bin/python" -m pytest "$@"
+}
+
+case "${1:-}" in
+  "" | -h | --help | help) usage ;;
+  test)
+    shift
+    set_up
+    run_gate "$@"
+    ;;
+  *)
+    set_up
+    exec "$venv/bin/bagrpo" "$@"
+    ;;
+esac

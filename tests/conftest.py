@@ -1,0 +1,19 @@
+"""Every test runs on 8 CPU devices, with strict JAX promotion and warnings as errors."""
+
+import os
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+# Most of a test's time is compilation, and programs this small gain little from optimisation.
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "")
+    + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=1"
+)
+
+import jax
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("filterwarnings", "error")
