@@ -10,12 +10,12 @@ import jax
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Rows of prompt and response, left-aligned, with what the loss needs about each response token.
+    """Rows of prompt and response, with what the loss needs to know about each response token.
 
-    B rows, T row positions, R response positions. Row b holds its prompt at positions
-    `[0, prompt_B[b])` and its response right after it, so response position r is row position
-    `prompt_B[b] + r` and is predicted from the one before. What lies beyond is padding and may
-    hold anything. A row without response tokens (all of `mask_BR` false) contributes nothing.
+    B rows, T row positions, R response positions. Rows are left-aligned: row b holds its prompt at
+    positions `[0, prompt_B[b])` and its response right after it, so response position r is row
+    position `prompt_B[b] + r` and is predicted from the one before. What lies beyond is padding and
+    may hold anything. A row without response tokens (all of `mask_BR` false) contributes nothing.
     """
 
     tokens_BT: jax.Array

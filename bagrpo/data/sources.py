@@ -109,7 +109,7 @@ def _gym_rows(source: GymSource, evaluation: bool) -> Iterator[Row]:
             import reasoning_gym
     except ImportError as error:
         raise ValueError(
-            f"task {source.task!r} needs reasoning-gym: pip install 'bagrpo[tasks]'"
+            f"task {source.task!r} needs reasoning-gym: pip install 'bagrpo[gym]'"
         ) from error
     # One draw in HELD_OUT is held out, so this is 60 % more than the smaller side needs.
     draws = 8 * source.rows + 100

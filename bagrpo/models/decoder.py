@@ -156,7 +156,7 @@ class Decoder(nnx.Module):
         x_BTD, kv_L = jax.lax.scan(
             _rematerialized(layer, compute.remat), x_BTD, (weights, rope_L, window_L, kv_L)
         )
-        if cache is not None:
+        if kv_L is not None:
             cache = Cache(kv_L[0], kv_L[1], k_position_BS)
         return _norm(x_BTD, self.norm[...], arch), cache
 

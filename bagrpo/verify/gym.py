@@ -121,7 +121,7 @@ def _dataset(task: str, options: str) -> Any:
             import reasoning_gym
     except ImportError as error:
         raise ValueError(
-            f"task {task!r} needs reasoning-gym: pip install 'bagrpo[tasks]' ({error})"
+            f"task {task!r} needs reasoning-gym: pip install 'bagrpo[gym]' ({error})"
         ) from error
     try:
         return reasoning_gym.create_dataset(task, size=16, seed=0, **json.loads(options))

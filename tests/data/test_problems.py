@@ -93,9 +93,8 @@ def test_the_tests_of_humaneval_are_its_answer(write):
     record = {"prompt": "def f():\n", "test": "def check(c): ...", "entry_point": "f", "task_id": 1}
     problems, _ = load_file(write([record]), form="humaneval")
     assert (question(problems[0]), problems[0].kind) == (record["prompt"], "code")
-    assert json.loads(problems[0].answer) == {
-        k: record[k] for k in ("prompt", "test", "entry_point")
-    }
+    del record["task_id"]
+    assert json.loads(problems[0].answer) == record
 
 
 def test_the_worked_solution_of_gsm8k_is_kept(write):
@@ -382,22 +381,3 @@ def test_evaluation_sources_of_one_name_are_refused(write):
     source = FileSource(path=write(PLAIN))
     with pytest.raises(ValueError, match="two evaluation sources are called 'data'"):
         load(DataConfig(evaluation=(source, source)), "evaluation")
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"sources": [ArithmeticSource(weight=1), ArithmeticSource()]},
-            r"sources\[1\] has no weight",
-        ),
-        ({"evaluation": [ArithmeticSource(weight=1)]}, "evaluation sources take no weight"),
-        ({"prompt": {"template": "{problem}"}}, "doesn't say where the question goes"),
-        ({"sources": [{"source": "arithmetic", "low": 5, "high": 4}]}, "low=5 is above high=4"),
-        ({"sources": [{"source": "file", "path": "x", "columns": ["source"]}]}, "`extra` has the"),
-        ({"sources": [{"source": "web"}]}, "'file', 'arithmetic', 'reasoning_gym'"),
-    ],
-)
-def test_settings_that_make_no_sense_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        DataConfig(**settings)

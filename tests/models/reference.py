@@ -34,7 +34,7 @@ def model(name):
 
 @functools.cache
 def expected(name):
-    """`tokens` and `logits` of right-padded rows of `lengths`, and 12 `greedy` tokens after each."""
+    """Right-padded `tokens` of `lengths`, their `logits`, and 12 `greedy` tokens after each."""
     with np.load(FOLDER / name / "expected.npz") as data:
         return dict(data)
 

@@ -1,8 +1,8 @@
 """Reads, writes and compares settings: typed models filled from YAML and dotted `key=value` pairs.
 
-Knows no particular setting: `bagrpo.config` declares them and has these functions under its own
-name. `load` makes a model of a file and overrides and turns whatever is wrong with them into a
-sentence; `dump` writes a model that `load` reads back; `difference` compares two, for a resume.
+Knows no particular setting: the modules beside it declare them. `load` makes a model of a file and
+overrides and turns whatever is wrong with them into a sentence; `dump` writes a model that `load`
+reads back; `difference` compares two, for a resume.
 """
 
 from __future__ import annotations
