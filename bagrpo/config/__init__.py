@@ -15,6 +15,7 @@ from bagrpo.config.data import ProblemSource as ProblemSource
 from bagrpo.config.data import PromptConfig as PromptConfig
 from bagrpo.config.data import SourceConfig as SourceConfig
 from bagrpo.config.data import Turn as Turn
+from bagrpo.config.evaluation import EvalConfig as EvalConfig
 from bagrpo.config.section import Section as Section
 from bagrpo.config.settings import difference as difference
 from bagrpo.config.settings import dump as dump

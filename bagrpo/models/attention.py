@@ -12,39 +12,41 @@ some average instead of nan."""
 
 def attend(
     q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    v_BSKH: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
     *,
     visible_BTS: jax.Array,
     scale: float,
     softcap: float | None,
+    axes: tuple[str, str] = ("BSKH", "BSKH"),
 ) -> jax.Array:
     """Softmax attention; each key head serves N / K neighbouring query heads.
 
     Args:
         q_BTNH: queries.
-        k_BSKH: keys.
-        v_BSKH: values.
+        k: keys.
+        v: values.
         visible_BTS: bool, which keys a query may see.
         scale: factor on the products of queries and keys.
         softcap: cap on the scores, `softcap * tanh(score / softcap)`, or None.
+        axes: order of the axes of `k` and of `v`.
 
     Returns:
         (B, T, N, H) in the dtype of the queries; scores and softmax are float32.
     """
     B, T, N, H = q_BTNH.shape
-    K = k_BSKH.shape[2]
+    K = k.shape[axes[0].index("K")]
     q_BTKJH = q_BTNH.reshape(B, T, K, N // K, H)
     score_BKJTS = jnp.einsum(
-        "BTKJH,BSKH->BKJTS", q_BTKJH, k_BSKH, preferred_element_type=jnp.float32
+        f"BTKJH,{axes[0]}->BKJTS", q_BTKJH, k, preferred_element_type=jnp.float32
     )
     score_BKJTS = score_BKJTS * jnp.float32(scale)
     if softcap is not None:
         cap = jnp.float32(softcap)
         score_BKJTS = cap * jnp.tanh(score_BKJTS / cap)
     score_BKJTS = jnp.where(visible_BTS[:, None, None], score_BKJTS, jnp.float32(MASKED))
-    share_BKJTS = jax.nn.softmax(score_BKJTS, axis=-1).astype(v_BSKH.dtype)
-    out_BTKJH = jnp.einsum("BKJTS,BSKH->BTKJH", share_BKJTS, v_BSKH)
+    share_BKJTS = jax.nn.softmax(score_BKJTS, axis=-1).astype(v.dtype)
+    out_BTKJH = jnp.einsum(f"BKJTS,{axes[1]}->BTKJH", share_BKJTS, v)
     return out_BTKJH.reshape(B, T, N, H)
 
 

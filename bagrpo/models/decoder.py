@@ -4,6 +4,9 @@ Training, prefill and decode are the same code. A query sees the keys whose posi
 the keys are those of the tokens given, or, with a cache, those in the cache after these tokens'
 own have been written to it. Positions are explicit and padding has position -1, so it makes no
 difference where in a row the tokens stand.
+
+Training scans over stacked layers. Where keys and values are kept, the layers are unrolled: a scan
+would copy each layer's weights out of the stack, and its cache in and out, for every token.
 """
 
 from __future__ import annotations
@@ -39,19 +42,27 @@ class Compute:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cache:
-    """Keys and values of earlier tokens. S cache positions are slots in no particular order."""
+    """Keys and values of earlier tokens. S cache positions are slots in no particular order.
 
-    k_LBSKH: jax.Array
-    v_LBSKH: jax.Array
+    The axes stand as the products of attention read them: with any other order a decode step on
+    CPU would spend ten times as long on transposed copies as on the products.
+    """
+
+    k_BKHS: tuple[jax.Array, ...]
+    """One for each layer."""
+    v_BKSH: tuple[jax.Array, ...]
+    """One for each layer."""
     position_BS: jax.Array
     """int32 position of the token in each slot, -1 where the slot is empty."""
 
 
 def empty_cache(arch: Architecture, rows: int, slots: int, dtype: str = "float32") -> Cache:
     """A cache of `rows` x `slots` empty slots."""
-    shape = (arch.layers, rows, slots, arch.kv_heads, arch.head_dim)
+    K, H = arch.kv_heads, arch.head_dim
     return Cache(
-        jnp.zeros(shape, dtype), jnp.zeros(shape, dtype), jnp.full((rows, slots), -1, jnp.int32)
+        tuple(jnp.zeros((rows, K, H, slots), dtype) for _ in range(arch.layers)),
+        tuple(jnp.zeros((rows, K, slots, H), dtype) for _ in range(arch.layers)),
+        jnp.full((rows, slots), -1, jnp.int32),
     )
 
 
@@ -64,11 +75,12 @@ def forward(
     compute: Compute,
     cache: Cache | None = None,
     slot_BT: jax.Array | None = None,
+    keep: bool = False,
 ) -> tuple[jax.Array, Cache | None]:
     """Hidden states after the last norm.
 
     Args:
-        params: as `models.params` declares them.
+        params: as `models.params` declares them, or with `blocks` as a tuple of one dict a layer.
         arch: the architecture they belong to.
         tokens_BT: int32 ids; where the position is -1 they may be anything.
         position_BT: int32 position of each token in its text, -1 for padding.
@@ -76,12 +88,14 @@ def forward(
         cache: what came before, or None.
         slot_BT: with a cache, int32 slot that each token is written to; tokens whose slot lies
             outside of the cache are not written.
+        keep: without a cache, return one of these tokens, in which token t has slot t.
 
     Returns:
-        (B, T, D) in the compute dtype, and the cache with these tokens in it (None without one).
+        (B, T, D) in the compute dtype, and the cache with these tokens in it (None if there was
+        none and none is to be kept).
     """
     return Decoder(arch, params)(
-        tokens_BT, position_BT, compute=compute, cache=cache, slot_BT=slot_BT
+        tokens_BT, position_BT, compute=compute, cache=cache, slot_BT=slot_BT, keep=keep
     )
 
 
@@ -108,7 +122,7 @@ def logits(params: Params, arch: Architecture, hidden: jax.Array) -> jax.Array:
 
 
 class Decoder(nnx.Module):
-    """The whole model around given parameters: embedding, a scan over its layers, last norm."""
+    """The whole model around given parameters: embedding, the layers, last norm."""
 
     def __init__(self, arch: Architecture, params: Params):
         self.arch = arch
@@ -124,6 +138,7 @@ class Decoder(nnx.Module):
         compute: Compute,
         cache: Cache | None = None,
         slot_BT: jax.Array | None = None,
+        keep: bool = False,
     ) -> tuple[jax.Array, Cache | None]:
         """See `forward`."""
         arch = self.arch
@@ -134,10 +149,10 @@ class Decoder(nnx.Module):
         cos, sin = rope.rotations(arch.ropes, arch.head_dim, position_BT)
         k_position_BS = position_BT
         if cache is not None:
-            k_position_BS = _write(cache.position_BS, slot_BT, position_BT)
+            k_position_BS = _written(cache.position_BS, slot_BT, position_BT)
 
-        def layer(x_BTD, scanned):
-            weights, rope_index, window, kv = scanned
+        def layer(x_BTD, scanned, kv=None):
+            weights, rope_index, window = scanned
             block = Block(arch, compute, weights)
             x_BTD, kv = block(
                 x_BTD,
@@ -146,18 +161,28 @@ class Decoder(nnx.Module):
                 visible_BTS=visible(position_BT, k_position_BS, window),
                 kv=kv,
                 slot_BT=slot_BT,
+                keep=keep,
             )
             return constrain(x_BTD, ROWS), kv
 
-        weights = {name: param[...] for name, param in self.blocks.items()}
-        rope_L = jnp.array(arch.layer_ropes, jnp.int32)
-        window_L = jnp.array(arch.windows, jnp.int32)
-        kv_L = None if cache is None else (cache.k_LBSKH, cache.v_LBSKH)
-        x_BTD, kv_L = jax.lax.scan(
-            _rematerialized(layer, compute.remat), x_BTD, (weights, rope_L, window_L, kv_L)
+        layer = _rematerialized(layer, compute.remat)
+        weights = jax.tree.map(
+            lambda param: param[...], self.blocks, is_leaf=lambda x: isinstance(x, nnx.Param)
         )
-        if kv_L is not None:
-            cache = Cache(kv_L[0], kv_L[1], k_position_BS)
+        if cache is None and not keep and isinstance(weights, dict):
+            rope_L = jnp.array(arch.layer_ropes, jnp.int32)
+            window_L = jnp.array(arch.windows, jnp.int32)
+            x_BTD, _ = jax.lax.scan(layer, x_BTD, (weights, rope_L, window_L))
+            return _norm(x_BTD, self.norm[...], arch), None
+
+        kvs = []
+        for index in range(arch.layers):
+            scanned = _at(weights, index), arch.layer_ropes[index], arch.windows[index]
+            kv = None if cache is None else (cache.k_BKHS[index], cache.v_BKSH[index])
+            x_BTD, kv = layer(x_BTD, scanned, kv)
+            kvs.append(kv)
+        if cache is not None or keep:
+            cache = Cache(*zip(*kvs, strict=True), k_position_BS)
         return _norm(x_BTD, self.norm[...], arch), cache
 
 
@@ -169,20 +194,21 @@ class Block(nnx.Module):
         self.compute = compute
         self.weights = nnx.data(jax.tree.map(nnx.Param, weights))
 
-    def __call__(self, x_BTD, cos, sin, *, visible_BTS, kv, slot_BT):
-        """The layer's output, and its keys and values (None without a cache).
+    def __call__(self, x_BTD, cos, sin, *, visible_BTS, kv, slot_BT, keep):
+        """The layer's output, and its keys and values if there is a cache or one is to be kept.
 
         Args:
             x_BTD: the residual stream.
             cos: (B, T, 1, H/2), with `sin` the rotation at each position.
             sin: see `cos`.
             visible_BTS: which keys each token sees.
-            kv: the cache's keys and values (B, S, K, H) of this layer, or None.
+            kv: the cache's keys (B, K, H, S) and values (B, K, S, H) of this layer, or None.
             slot_BT: where in the cache the new ones go.
+            keep: return the new ones in that form if there is no cache.
         """
         arch = self.arch
         normed_BTD = self._norm("attn_norm", x_BTD)
-        out_BTD, kv = self.attention(normed_BTD, cos, sin, visible_BTS, kv, slot_BT)
+        out_BTD, kv = self.attention(normed_BTD, cos, sin, visible_BTS, kv, slot_BT, keep)
         if arch.post_norms:
             out_BTD = self._norm("post_attn_norm", out_BTD)
         x_BTD = x_BTD + out_BTD
@@ -191,7 +217,7 @@ class Block(nnx.Module):
             out_BTD = self._norm("post_mlp_norm", out_BTD)
         return x_BTD + out_BTD, kv
 
-    def attention(self, x_BTD, cos, sin, visible_BTS, kv, slot_BT):
+    def attention(self, x_BTD, cos, sin, visible_BTS, kv, slot_BT, keep):
         """Self-attention over the tokens given, or over the cache."""
         arch = self.arch
         q_BTNH = jnp.einsum("BTD,DNH->BTNH", x_BTD, self._weight("q"))
@@ -205,19 +231,19 @@ class Block(nnx.Module):
             q_BTNH = self._norm("q_norm", q_BTNH)
             k_BTKH = self._norm("k_norm", k_BTKH)
         q_BTNH, k_BTKH = rope.rotate(q_BTNH, cos, sin), rope.rotate(k_BTKH, cos, sin)
+        scores = {
+            "visible_BTS": visible_BTS,
+            "scale": arch.attn_scale,
+            "softcap": arch.attn_softcap,
+        }
         if kv is None:
-            k_BSKH, v_BSKH = k_BTKH, v_BTKH
+            out_BTNH = attend(q_BTNH, k_BTKH, v_BTKH, **scores)
+            if keep:
+                kv = jnp.einsum("BTKH->BKHT", k_BTKH), jnp.einsum("BTKH->BKTH", v_BTKH)
         else:
-            kv = _write(kv[0], slot_BT, k_BTKH), _write(kv[1], slot_BT, v_BTKH)
-            k_BSKH, v_BSKH = (x.astype(x_BTD.dtype) for x in kv)
-        out_BTNH = attend(
-            q_BTNH,
-            k_BSKH,
-            v_BSKH,
-            visible_BTS=visible_BTS,
-            scale=arch.attn_scale,
-            softcap=arch.attn_softcap,
-        )
+            kv = _written(kv[0], slot_BT, k_BTKH, axis=3), _written(kv[1], slot_BT, v_BTKH, axis=2)
+            k_BKHS, v_BKSH = (x.astype(x_BTD.dtype) for x in kv)
+            out_BTNH = attend(q_BTNH, k_BKHS, v_BKSH, axes=("BKHS", "BKSH"), **scores)
         return jnp.einsum("BTNH,NHD->BTD", out_BTNH, self._weight("o")), kv
 
     def feed_forward(self, x_BTD):
@@ -248,13 +274,30 @@ def _norm(x: jax.Array, weight: jax.Array, arch: Architecture) -> jax.Array:
     return (x32 * scale * weight).astype(x.dtype)
 
 
-def _write(cache_BS: jax.Array, slot_BT: jax.Array | None, new_BT: jax.Array) -> jax.Array:
-    """Put the new entries of each row into their slots; a slot outside is not written."""
+def _at(weights, index: int):
+    """The weights of one layer, of stacked or of separate ones."""
+    if isinstance(weights, dict):
+        return jax.tree.map(lambda stacked: stacked[index], weights)
+    return weights[index]
+
+
+def _written(
+    cache: jax.Array, slot_BT: jax.Array | None, new: jax.Array, *, axis: int = 1
+) -> jax.Array:
+    """The cache with each row's new entries in their slots; a slot outside is not written.
+
+    Args:
+        cache: (B, ...), its slots on `axis`.
+        slot_BT: int32.
+        new: (B, T, ...), the axes after T in the order of the cache's others.
+        axis: at least 1.
+    """
     if slot_BT is None:
         raise ValueError("a cache needs slot_BT, the slot of each token")
-    row_B1 = jnp.arange(cache_BS.shape[0])[:, None]
-    slot_BT = jnp.where(slot_BT < 0, cache_BS.shape[1], slot_BT)  # -1 would be the last slot
-    return cache_BS.at[row_B1, slot_BT].set(new_BT.astype(cache_BS.dtype), mode="drop")
+    row_B1 = jnp.arange(cache.shape[0])[:, None]
+    slot_BT = jnp.where(slot_BT < 0, cache.shape[axis], slot_BT)  # -1 would be the last slot
+    index = (row_B1, *[slice(None)] * (axis - 1), slot_BT)
+    return cache.at[index].set(new.astype(cache.dtype), mode="drop")
 
 
 def _rematerialized(layer, remat: str):

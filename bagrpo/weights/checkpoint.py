@@ -8,6 +8,7 @@ from typing import Any
 
 from bagrpo.models import family
 from bagrpo.models.family import Architecture
+from bagrpo.text.tokenizer import FILES, Tokenizer
 from bagrpo.weights import gguf, gguf_config, safetensors, store
 from bagrpo.weights.names import Spelling
 from bagrpo.weights.store import Store, Tensor
@@ -79,6 +80,19 @@ def gguf_metadata(address: str) -> dict[str, Any]:
     """
     folder, key = store.split(address)
     return gguf.read(store.open(folder), key)[0]
+
+
+def tokenizer(address: str) -> Tokenizer:
+    """The tokenizer of the model at an address.
+
+    Raises:
+        ValueError: if there is none, or it is one that bagrpo does not read.
+    """
+    if _is_gguf(address):
+        return Tokenizer.from_gguf(gguf_metadata(address))
+    opened = store.open(address)
+    files = {name: opened.read(name) for name in FILES}
+    return Tokenizer({name: data for name, data in files.items() if data is not None})
 
 
 def _is_gguf(address: str) -> bool:

@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 
 import jax
 import numpy as np
@@ -6,6 +7,7 @@ import pytest
 from tiny import (
     ALL_TERMS,
     MESHES,
+    PLAIN,
     batch_config,
     distance,
     flat,
@@ -20,12 +22,13 @@ from tiny import (
 from bagrpo.algo.aggregate import RULES
 from bagrpo.algo.surrogate import SURROGATES
 from bagrpo.config import AlgorithmConfig, OptimizerConfig
+from bagrpo.sharding import put_rows
+from bagrpo.train import step
 
 
-def updates_by_rule(surrogate, rows, **options):
-    """The update under every rule. The rule makes weights, which are data, so that one trainer's
-    compiled programs serve all rules."""
-    one = trainer(algorithm=ALL_TERMS.model_copy(update={"surrogate": surrogate}), **options)
+def updates_by_rule(one, rows, batch=None):
+    """The update under every rule. Rule and sizes make data, which one trainer's programs serve."""
+    one.batch = batch or batch_config()
     found = {}
     for rule in RULES:
         one.algorithm = with_rule(one.algorithm, rule)
@@ -40,51 +43,46 @@ def test_an_update_does_not_depend_on_how_its_work_is_cut(surrogate):
     The terms of KL and entropy are on, a row is filtered, one has advantage 0. 1e-6 of the update's
     norm is float32 rounding; what the peers got wrong here were factors.
     """
-    whole = updates_by_rule(surrogate, rows())
-    for a in RULES:
-        for b in RULES:
-            assert a == b or distance(whole[a][0], whole[b][0]) > 1e-2  # the rules do differ
-    order = np.random.default_rng(1).permutation(8)
+    algorithm = ALL_TERMS.model_copy(update={"surrogate": surrogate})
+    one = trainer(algorithm=algorithm)
+    whole = updates_by_rule(one, rows())
+    for a, b in itertools.combinations(RULES, 2):
+        assert distance(whole[a][0], whole[b][0]) > 1e-2  # the rules do differ
     renamed = {100: 7, 101: -3}
-    shuffled = [dataclasses.replace(rows()[i], group=renamed[rows()[i].group]) for i in order]
-    loose = batch_config(max_prompt=20, response_buckets=(16,), microbatch_tokens=36 * 3)
+    shuffled = [
+        dataclasses.replace(rows()[i], group=renamed[rows()[i].group])
+        for i in np.random.default_rng(1).permutation(8)
+    ]
+    loose = batch_config(max_prompt=20, microbatch_tokens=36 * 3)
     cuts = {
-        **{f"{n} rows": {"batch": batch_config(microbatch_tokens=24 * n)} for n in range(1, 8)},
-        **{f"mesh {mesh}": {"mesh": mesh, "batch": batch_config()} for mesh in MESHES},
-        "padded": {"batch": loose},
-        "shuffled": {"rows": shuffled},
+        **{f"{n} rows": (one, rows(), batch_config(microbatch_tokens=24 * n)) for n in range(1, 8)},
+        "padded": (one, rows(), loose),
+        "shuffled": (one, shuffled),
+        **{f"mesh {mesh}": (trainer(mesh, algorithm=algorithm), rows()) for mesh in MESHES},
     }
-    for name, options in cuts.items():
-        found = updates_by_rule(surrogate, **{"rows": rows(), **options})
+    for name, cut in cuts.items():
+        found = updates_by_rule(*cut)
         for rule in RULES:
             assert distance(found[rule][0], whole[rule][0]) < 1e-6, (name, rule)
             for key, value in whole[rule][1].items():
                 assert found[rule][1][key] == pytest.approx(value, rel=2e-5, abs=1e-6), (name, key)
 
 
-def test_what_stands_in_padding_changes_nothing():
+def test_what_stands_in_padding_changes_nothing(monkeypatch):
     """nan and inf wherever a batch has no response token, and ids that do not exist."""
     one = trainer()
     clean, _ = update(one, rows())
-    put_rows = jax.device_put
-    from bagrpo import sharding
 
-    def poison(batch, mesh):
-        T, R = batch.tokens_BT.shape[1], batch.mask_BR.shape[1]
+    def poisoned(batch, mesh):
+        T = batch.tokens_BT.shape[1]
         used_BT = np.arange(T)[None] < (batch.prompt_B + batch.mask_BR.sum(1))[:, None]
         hostile = {"tokens_BT": np.where(used_BT, batch.tokens_BT, 10**9).astype(np.int32)}
-        for name, value in (("old_logp_BR", np.nan), ("ref_logp_BR", np.inf)):
+        for name, value in (("old_logp_BR", np.nan), ("ref_logp_BR", np.inf), ("weight_BR", 9e9)):
             hostile[name] = np.where(batch.mask_BR, getattr(batch, name), value).astype(np.float32)
-        hostile["weight_BR"] = np.where(batch.mask_BR, batch.weight_BR, np.nan)
-        assert R < T
-        return put_rows(dataclasses.replace(batch, **hostile))
+        return put_rows(dataclasses.replace(batch, **hostile), mesh)
 
-    original = sharding.put_rows
-    sharding.put_rows = poison
-    try:
-        found, metrics = update(one, rows())
-    finally:
-        sharding.put_rows = original
+    monkeypatch.setattr(step.sharding, "put_rows", poisoned)
+    found, metrics = update(one, rows())
     assert distance(found, clean) < 1e-6
     assert np.isfinite(list(metrics.values())).all()
 
@@ -150,9 +148,6 @@ def test_moments_are_laid_out_like_their_parameters_and_the_old_state_is_gone():
 
 def test_the_gradient_is_clipped_by_its_norm_over_the_whole_batch():
     """Linear AdamW (see tiny.PLAIN): an update of a gradient of norm n shrinks by 0.01 / n."""
-    from tiny import PLAIN
-
-    free, metrics = update(trainer(), rows())
     tight = PLAIN.model_copy(update={"max_grad_norm": 0.01, "eps": 1e3, "learning_rate": 1e4})
     linear = PLAIN.model_copy(update={"eps": 1e3, "learning_rate": 1e4})
     free, metrics = update(trainer(optimizer=linear), rows())
