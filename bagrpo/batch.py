@@ -32,5 +32,7 @@ class Batch:
     """float32, log-prob under the policy that sampled; None: the policy of this very update."""
     ref_logp_BR: jax.Array | None = None
     """float32, log-prob under the reference model; None when nothing needs it."""
+    sampler_logp_BR: jax.Array | None = None
+    """float32, log-prob that the sampler recorded; None when nothing is compared with it."""
     regular_weight_BR: jax.Array | None = None
     """float32, >= 0: weight of each token's KL and entropy terms; None when both are off."""

@@ -23,6 +23,8 @@ _PER_TOKEN = {
     "log_ratio": "log_ratio",
     "log_ratio_abs": "log_ratio_abs",
     "clip_fraction": "clipped",
+    "sampler_gap": "sampler_gap",
+    "sampler_gap_abs": "sampler_gap_abs",
 }
 
 
@@ -53,7 +55,9 @@ def diagnostics(
     present_B, first_B = rows.present_B, rows.first_B
     length_B = rows.length_B.astype(dtype)
     tokens = sums["tokens"].sum()
-    scalars = {name: share(sums[key].sum(), tokens) for name, key in _PER_TOKEN.items()}
+    scalars = {
+        name: share(sums[key].sum(), tokens) for name, key in _PER_TOKEN.items() if key in sums
+    }
 
     heads_B = rows.total_B(present_B.astype(jnp.int32))
     mean_B = share(rows.total_B(length_B), heads_B)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from bagrpo.algo import kl, surrogate
+from bagrpo.algo.correction import correction
 from bagrpo.algo.ratio import log_ratio
 from bagrpo.batch import Batch
 from bagrpo.config import AlgorithmConfig
@@ -29,7 +30,9 @@ def loss(
         The scalar to minimise, and sums over the response tokens of each row, all of shape [B] and
         without gradient: `tokens` (their count, int32), `objective`, `kl` (the estimator, 0 without
         a reference), `entropy`, `logp`, `clipped` (tokens outside the trust region), `ratio` (the
-        surrogate's, before clipping), `log_ratio` and `log_ratio_abs` (policy over sampler, nats).
+        surrogate's, before clipping), `log_ratio` and `log_ratio_abs` (policy over old policy,
+        nats), and when the sampler's log-probs are there `sampler_gap` and `sampler_gap_abs` (old
+        policy over sampler, nats).
 
     Raises:
         ValueError: the batch lacks what a term that is on needs.
@@ -39,7 +42,9 @@ def loss(
     objective_BR = surrogate.SURROGATES[config.surrogate](
         logp_BR, batch.old_logp_BR, batch.advantage_B1, mask_BR, config.clip
     )
-    scalar = -_weigh(batch.weight_BR, objective_BR, mask_BR)
+    gap_BR = _sampler_gap(logp_BR, batch)
+    weight_BR = batch.weight_BR * correction(gap_BR, config.correction)
+    scalar = -_weigh(weight_BR, objective_BR, mask_BR)
     if config.kl.coef and config.kl.where == "loss":
         ref_logp_BR = _present(batch.ref_logp_BR, "ref_logp_BR", f"kl.coef = {config.kl.coef}")
         weight_BR = _present(
@@ -56,7 +61,18 @@ def loss(
         "objective": objective_BR.sum(axis=1),
         "entropy": entropy_BR.sum(axis=1),
     }
+    if batch.sampler_logp_BR is not None:
+        sums["sampler_gap"] = gap_BR.sum(axis=1)
+        sums["sampler_gap_abs"] = jnp.abs(gap_BR).sum(axis=1)
     return scalar, jax.lax.stop_gradient(sums)
+
+
+def _sampler_gap(logp_BR: jax.Array, batch: Batch) -> jax.Array:
+    """log(trainer / sampler) under the parameters that sampled, which are the old policy's."""
+    if batch.sampler_logp_BR is None:
+        return jnp.zeros_like(logp_BR)
+    old_BR = logp_BR if batch.old_logp_BR is None else batch.old_logp_BR
+    return jax.lax.stop_gradient(log_ratio(old_BR, batch.sampler_logp_BR, batch.mask_BR))
 
 
 def _row_sums(logp_BR: jax.Array, batch: Batch, config: AlgorithmConfig) -> dict[str, jax.Array]:

@@ -16,6 +16,9 @@ from bagrpo.config.data import PromptConfig as PromptConfig
 from bagrpo.config.data import SourceConfig as SourceConfig
 from bagrpo.config.data import Turn as Turn
 from bagrpo.config.evaluation import EvalConfig as EvalConfig
+from bagrpo.config.run import CheckpointConfig as CheckpointConfig
+from bagrpo.config.run import ReportConfig as ReportConfig
+from bagrpo.config.sampling import SampleConfig as SampleConfig
 from bagrpo.config.section import Section as Section
 from bagrpo.config.settings import difference as difference
 from bagrpo.config.settings import dump as dump
@@ -23,6 +26,7 @@ from bagrpo.config.settings import load as load
 from bagrpo.config.training import AlgorithmConfig as AlgorithmConfig
 from bagrpo.config.training import BatchConfig as BatchConfig
 from bagrpo.config.training import ClipConfig as ClipConfig
+from bagrpo.config.training import CorrectionConfig as CorrectionConfig
 from bagrpo.config.training import KLConfig as KLConfig
 from bagrpo.config.training import MeshConfig as MeshConfig
 from bagrpo.config.training import ModelConfig as ModelConfig
@@ -45,4 +49,5 @@ class RunConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig = BatchConfig()
     data: DataConfig = DataConfig()
+    sample: SampleConfig = SampleConfig()
     verify: VerifyConfig = VerifyConfig()

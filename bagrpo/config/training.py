@@ -76,6 +76,14 @@ class KLConfig(Section):
         return self
 
 
+class CorrectionConfig(Section):
+    """Truncated importance correction of what the sampler and the trainer compute differently."""
+
+    level: Literal["none", "token", "sequence"] = "none"
+    cap: float = Field(default=2.0, gt=0)
+    """Largest weight."""
+
+
 class AlgorithmConfig(Section):
     """Advantage, surrogate and aggregation rule: any of each goes with any other."""
 
@@ -86,6 +94,7 @@ class AlgorithmConfig(Section):
     rule: Literal["balanced", "group_token", "token", "sequence", "constant"] = "balanced"
     clip: ClipConfig = ClipConfig()
     kl: KLConfig = KLConfig()
+    correction: CorrectionConfig = CorrectionConfig()
     entropy: float = 0.0
     """Coefficient of the entropy bonus, combined by the same rule as the KL terms."""
 
@@ -114,6 +123,10 @@ class BatchConfig(Section):
     """Groups of a step."""
     group: Positive = 8
     """Responses to each problem (G)."""
+    minibatches: Positive = 1
+    """Updates that a step's groups are divided over."""
+    epochs: Positive = 1
+    """Times that every group is trained on before the next rollout."""
     max_prompt: Positive = 256
     """Tokens."""
     max_response: Positive = 256
@@ -125,6 +138,25 @@ class BatchConfig(Section):
     microbatch_tokens: Positive = 4096
     """Tokens of a device, padding included, that forward and backward pass take at once. Rows are
     sorted by length first; the result of a step does not depend on it."""
+
+    @property
+    def update_rows(self) -> int:
+        """Rows of one update."""
+        return self.problems * self.group // self.minibatches
+
+    @property
+    def updates(self) -> int:
+        """Updates of one step."""
+        return self.minibatches * self.epochs
+
+    @pydantic.model_validator(mode="after")
+    def _divides(self) -> BatchConfig:
+        if self.problems % self.minibatches:
+            raise ValueError(
+                f"minibatches = {self.minibatches} must divide problems = {self.problems}: an "
+                "update takes whole groups"
+            )
+        return self
 
     @pydantic.model_validator(mode="after")
     def _buckets(self) -> BatchConfig:

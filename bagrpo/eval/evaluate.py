@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from bagrpo.eval.results import Evaluation, Sample, summarise
 from bagrpo.records import Completion, Problem, Verdict
@@ -18,12 +19,6 @@ from bagrpo.verify.score import Pending, Scorer
 Generate = Callable[[Sequence[Problem], int], Iterable[tuple[int, int, Completion]]]
 """(problems, samples of each) -> (index of a problem, number of the sample, completion), each pair
 once and in any order; it may be lazy."""
-Verdicts = Mapping[int, Verdict]
-"""By row: index of the problem * samples + number of the sample."""
-
-
-def _alone(mine: Verdicts) -> Sequence[Verdicts]:
-    return (mine,)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +28,9 @@ class Hosts:
     index: int = 0
     """This host's, below `count`."""
     count: int = 1
-    gather: Callable[[Verdicts], Iterable[Verdicts]] = _alone
-    """Takes this host's verdicts and returns all hosts', the same on each."""
+    gather: Callable[[Iterable[Any]], list[Any]] = list
+    """Takes objects for JSON from each host and returns all hosts', the same on each; of several
+    hosts it is `distributed.gather_objects`."""
 
 
 def evaluate(
@@ -87,7 +83,8 @@ def evaluate(
             _settle(waiting, mine)
     while waiting:
         _settle(waiting, mine)
-    verdicts = {row: verdict for part in hosts.gather(mine) for row, verdict in part.items()}
+    found = hosts.gather((row, dataclasses.asdict(verdict)) for row, verdict in mine.items())
+    verdicts = {row: Verdict(**fields) for row, fields in found}
     wanted = range(len(problems) * samples)
     for name, rows in (("completion", completions), ("verdict", verdicts)):
         if missing := [row for row in wanted if row not in rows]:

@@ -32,6 +32,8 @@ class Row:
     """Log-prob of each response token under the policy that sampled it, nats."""
     ref_logps: Sequence[float] | None = None
     """The same under the reference model."""
+    sampler_logps: Sequence[float] | None = None
+    """The same as the sampler recorded it."""
     trained: bool = True
     """False: the row was filtered out and leaves every count."""
 
@@ -72,7 +74,7 @@ def shapes(config: BatchConfig, row_shards: int) -> list[Shape]:
         config: lengths and tokens per device.
         row_shards: devices that rows are split over; a micro-batch has a multiple of it.
     """
-    total = -(-config.problems * config.group // row_shards) * row_shards
+    total = -(-config.update_rows // row_shards) * row_shards
     found = []
     for prompt in prompt_buckets(config):
         for response in response_buckets(config):
@@ -139,12 +141,11 @@ def microbatches(
 
 
 def aggregation_rows(rows: Sequence[Row], config: BatchConfig) -> Rows:
-    """What the aggregation rules look at, padded with empty rows to a multiple of a full step.
+    """What the aggregation rules look at, padded with empty rows to a multiple of a full update.
 
-    The padding keeps the number of compiled programs at one when a step has fewer rows.
+    The padding keeps the number of compiled programs at one when there are fewer rows.
     """
-    full = config.problems * config.group
-    B = max(1, -(-len(rows) // full)) * full
+    B = max(1, -(-len(rows) // config.update_rows)) * config.update_rows
     fields: dict[str, Any] = {
         "mask_BR": np.zeros((B, config.max_response), bool),
         "advantage_B1": np.zeros((B, 1), np.float32),
@@ -157,6 +158,29 @@ def aggregation_rows(rows: Sequence[Row], config: BatchConfig) -> Rows:
     return Rows(**fields, constant=config.max_response)
 
 
+def token_arrays(
+    rows: Sequence[Row], indices: Sequence[int], shape: Shape
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """tokens_BT, prompt_B and mask_BR of the rows named, filtered ones included."""
+    tokens_BT = np.zeros((shape.rows, shape.positions), np.int32)
+    prompt_B = np.ones(shape.rows, np.int32)
+    mask_BR = np.zeros((shape.rows, shape.response), bool)
+    for b, i in enumerate(indices):
+        prompt, response = rows[i].prompt, rows[i].response
+        tokens_BT[b, : len(prompt) + len(response)] = [*prompt, *response]
+        prompt_B[b] = len(prompt)
+        mask_BR[b, : len(response)] = True
+    return tokens_BT, prompt_B, mask_BR
+
+
+def empty(shape: Shape, fields: Sequence[str]) -> Batch:
+    """A batch without rows, of this shape and with these optional fields."""
+    zeros_BR = np.zeros((shape.rows, shape.response), np.float32)
+    arrays: tuple[Any, ...] = (*token_arrays([], [], shape), zeros_BR[:, :1], zeros_BR)
+    optional: dict[str, Any] = dict.fromkeys(fields, zeros_BR)
+    return Batch(*arrays, **optional)
+
+
 def _batch(
     rows: Sequence[Row],
     indices: Sequence[int],
@@ -164,24 +188,23 @@ def _batch(
     weight_BR: np.ndarray,
     regular_BR: np.ndarray | None,
 ) -> Batch:
-    B, T, R = shape.rows, shape.positions, shape.response
+    B, R = shape.rows, shape.response
+    tokens_BT, prompt_B, mask_BR = token_arrays(rows, indices, shape)
+    advantage_B1 = np.zeros((B, 1), np.float32)
+    for b, i in enumerate(indices):
+        mask_BR[b] &= rows[i].trained
+        advantage_B1[b] = rows[i].advantage
     fields: dict[str, Any] = {
-        "tokens_BT": np.zeros((B, T), np.int32),
-        "prompt_B": np.ones(B, np.int32),
-        "mask_BR": np.zeros((B, R), bool),
-        "advantage_B1": np.zeros((B, 1), np.float32),
+        "tokens_BT": tokens_BT,
+        "prompt_B": prompt_B,
+        "mask_BR": mask_BR,
+        "advantage_B1": advantage_B1,
         "weight_BR": _padded(weight_BR[indices, :R], B),
         "regular_weight_BR": None if regular_BR is None else _padded(regular_BR[indices, :R], B),
         "old_logp_BR": _ragged([rows[i].old_logps for i in indices], B, R),
         "ref_logp_BR": _ragged([rows[i].ref_logps for i in indices], B, R),
+        "sampler_logp_BR": _ragged([rows[i].sampler_logps for i in indices], B, R),
     }
-    for b, i in enumerate(indices):
-        row = rows[i]
-        tokens = [*row.prompt, *row.response]
-        fields["tokens_BT"][b, : len(tokens)] = tokens
-        fields["prompt_B"][b] = len(row.prompt)
-        fields["mask_BR"][b, : len(row.response)] = row.trained
-        fields["advantage_B1"][b] = row.advantage
     return Batch(**fields)
 
 

@@ -1,13 +1,14 @@
 """One exact update: gradients summed over micro-batches, then the optimizer.
 
 The loss of a micro-batch is a weighted sum with weights made for the whole batch, so gradients and
-statistics just add up. Parameters, optimizer state and the sum of gradients are sharded alike,
-created sharded, and donated: each exists once.
+statistics just add up. Parameters, optimizer state and the sum of gradients are sharded alike and
+created sharded. A program is compiled for each shape of micro-batch, before the run when asked.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,14 +27,23 @@ from bagrpo.models import params as model_params
 from bagrpo.models.decoder import Compute
 from bagrpo.models.family import Architecture
 from bagrpo.models.logprob import response_logps
-from bagrpo.train.assemble import Row, aggregation_rows, microbatches
+from bagrpo.train.assemble import (
+    Row,
+    Shape,
+    aggregation_rows,
+    cut,
+    empty,
+    microbatches,
+    shapes,
+    token_arrays,
+)
 from bagrpo.train.optimizer import optimizer, schedule
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """What an update changes, and a checkpoint of the model holds."""
+    """What an update changes."""
 
     params: model_params.Params
     opt_state: Any
@@ -41,11 +51,19 @@ class TrainState:
     """int32, updates done."""
 
 
-class Trainer:
-    """The jitted programs of a run: log-probs, gradients of a micro-batch, optimizer update.
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A compiled function, and what compiling it cost."""
 
-    Everything runs on one mesh. Host arrays go in whole on every process; what comes out for
-    logging is replicated.
+    name: str
+    compiled: jax.stages.Compiled
+    seconds: float
+
+
+class Trainer:
+    """The programs of a run on one mesh: log-probs, gradient of a micro-batch, optimizer update.
+
+    Host arrays go in whole on every process; what comes out for logging is replicated.
     """
 
     def __init__(
@@ -59,7 +77,7 @@ class Trainer:
         batch: BatchConfig,
         updates: int,
     ):
-        """Build the programs; nothing is compiled before its first use.
+        """Nothing is compiled yet.
 
         Args:
             arch: the model's.
@@ -78,23 +96,47 @@ class Trainer:
         self.schedule = schedule(optimizer_config, updates)
         self.optimizer = optimizer(optimizer_config, arch, updates)
         self.shardings = self._state_shardings(model.param_dtype)
-        whole = sharding.replicated(mesh)
-        grads = self.shardings.params
-        self._moments = jax.jit(self.optimizer.init, out_shardings=self.shardings.opt_state)
-        self._zeros = jax.jit(self._zero_grads, out_shardings=grads)
-        self._accumulate = jax.jit(
-            self._add_microbatch, out_shardings=(grads, whole), donate_argnums=1
-        )
-        self._apply = jax.jit(
-            self._apply_grads, out_shardings=(self.shardings, whole), donate_argnums=0
-        )
-        self._logps = jax.jit(self._microbatch_logps, out_shardings=whole)
+        self.abstract = self._abstract_state(model.param_dtype)
+        self.programs: dict[Any, Program] = {}
+        whole, grads = sharding.replicated(mesh), self.shardings.params
+        self._functions = {
+            "moments": jax.jit(self.optimizer.init, out_shardings=self.shardings.opt_state),
+            "zeros": jax.jit(self._zero_grads, out_shardings=grads),
+            "gradient": jax.jit(
+                self._add_microbatch, out_shardings=(grads, whole), donate_argnums=1
+            ),
+            "update": jax.jit(
+                self._apply_grads, out_shardings=(self.shardings, whole), donate_argnums=0
+            ),
+            "logps": jax.jit(self._response_logps, out_shardings=whole),
+        }
 
     def create(self, params: model_params.Params) -> TrainState:
         """A fresh state around parameters; the optimizer's moments are created sharded."""
-        return TrainState(
-            params, self._moments(params), jax.device_put(np.int32(0), self.shardings.updates)
+        count = jax.device_put(np.int32(0), self.shardings.updates)
+        return TrainState(params, self._run("moments", params), count)
+
+    def compile(self, *, fields: Sequence[str], logps: bool) -> list[Program]:
+        """Compile for every shape that a run can meet, the largest included.
+
+        Args:
+            fields: names of the optional fields that the run's batches have.
+            logps: whether the run computes old or reference log-probs.
+        """
+        params = self.abstract.params
+        grads = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding), params
         )
+        temperature = np.float32(1)
+        self._program("zeros")
+        for shape in shapes(self.batch, self.row_shards):
+            batch = self._abstract_batch(shape, fields)
+            self._program("gradient", params, grads, batch, temperature)
+            if logps:
+                tokens = (batch.tokens_BT, batch.prompt_B, batch.mask_BR)
+                self._program("logps", params, tokens, temperature)
+        self._program("update", self.abstract, grads)
+        return list(self.programs.values())
 
     def train_step(
         self, state: TrainState, rows: Sequence[Row], *, temperature: float = 1.0
@@ -103,7 +145,7 @@ class Trainer:
 
         Args:
             state: donated.
-            rows: of the whole step, in any order.
+            rows: of the whole update, in any order.
             temperature: the sampling temperature, by which the logits are divided here too.
 
         Returns:
@@ -112,14 +154,13 @@ class Trainer:
         Raises:
             ValueError: if a row is too long, or lacks what the algorithm needs.
         """
-        temperature_ = np.float32(temperature)
-        with jax.set_mesh(self.mesh):
-            grads, parts = self._zeros(), []
-            for batch, indices in microbatches(rows, self.algorithm, self.batch, self.row_shards):
-                batch = sharding.put_rows(batch, self.mesh)
-                grads, sums = self._accumulate(state.params, grads, batch, temperature_)
-                parts.append((sums, indices))
-            state, metrics = self._apply(state, grads)
+        grads, parts = self._run("zeros"), []
+        for batch, indices in microbatches(rows, self.algorithm, self.batch, self.row_shards):
+            batch = sharding.put_rows(batch, self.mesh)
+            grads, sums = self._run("gradient", state.params, grads, batch, np.float32(temperature))
+            parts.append((sums, indices))
+        state, metrics = self._run("update", state, grads)
+        del grads
         metrics = {name: float(value) for name, value in metrics.items()}
         return state, metrics | self._batch_metrics(rows, parts)
 
@@ -128,16 +169,28 @@ class Trainer:
     ) -> list[np.ndarray]:
         """Log-probs of each row's response tokens, in nats: the old policy's or the reference's."""
         found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(rows)
-        plain = [
-            dataclasses.replace(row, old_logps=None, ref_logps=None, trained=True) for row in rows
-        ]
-        with jax.set_mesh(self.mesh):
-            for batch, indices in microbatches(plain, self.algorithm, self.batch, self.row_shards):
-                batch = sharding.put_rows(batch, self.mesh)
-                logp_BR = np.asarray(self._logps(params, batch, np.float32(temperature)))
-                for b, i in enumerate(indices):
-                    found[i] = logp_BR[b, : len(rows[i].response)]
+        for shape, indices in cut(rows, self.batch, self.row_shards):
+            arrays = sharding.put_rows(token_arrays(rows, indices, shape), self.mesh)
+            logp_BR = np.asarray(self._run("logps", params, arrays, np.float32(temperature)))
+            for b, i in enumerate(indices):
+                found[i] = logp_BR[b, : len(rows[i].response)]
         return found
+
+    def _run(self, name: str, *arguments: Any) -> Any:
+        return self._program(name, *arguments).compiled(*arguments)
+
+    def _program(self, name: str, *arguments: Any) -> Program:
+        """The program for arguments of these shapes, compiled if it is their first."""
+        leaves, structure = jax.tree.flatten(arguments)
+        key = (name, structure, tuple((x.shape, x.dtype) for x in leaves))
+        if key not in self.programs:
+            start = time.perf_counter()
+            with jax.set_mesh(self.mesh):
+                compiled = self._functions[name].lower(*arguments).compile()
+            batch = next((x for x in arguments if isinstance(x, Batch)), None)
+            size = "" if batch is None else f" {batch.tokens_BT.shape} {batch.mask_BR.shape[1]}"
+            self.programs[key] = Program(name + size, compiled, time.perf_counter() - start)
+        return self.programs[key]
 
     def _state_shardings(self, dtype: str) -> TrainState:
         """Moments are laid out like their parameters, counters replicated."""
@@ -154,30 +207,45 @@ class Trainer:
         )
         return TrainState(shardings, opt_shardings, whole)
 
+    def _abstract_state(self, dtype: str) -> TrainState:
+        params = model_params.abstract(self.arch, dtype)
+        count: Any = jax.ShapeDtypeStruct((), jnp.int32)
+        state = TrainState(params, jax.eval_shape(self.optimizer.init, params), count)
+        return jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+            state,
+            self.shardings,
+        )
+
+    def _abstract_batch(self, shape: Shape, fields: Sequence[str]) -> Batch:
+        place = sharding.row_sharding(self.mesh)
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), empty(shape, fields)
+        )
+
     def _zero_grads(self) -> model_params.Params:
         return jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype), model_params.abstract(self.arch, "float32")
         )
 
     def _add_microbatch(self, params, grads, batch: Batch, temperature):
+        tokens = (batch.tokens_BT, batch.prompt_B, batch.mask_BR)
+
         def objective(params):
-            logp_BR, entropy_BR = self._batch_logps(params, batch, temperature)
+            logp_BR, entropy_BR = self._logps_and_entropies(params, tokens, temperature)
             return loss(logp_BR, entropy_BR, batch, self.algorithm)
 
         more, sums = jax.grad(objective, has_aux=True)(params)
-        grads = jax.tree.map(lambda a, b: a + b.astype(a.dtype), grads, more)
-        return grads, sums
+        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), grads, more), sums
 
-    def _microbatch_logps(self, params, batch: Batch, temperature):
-        return self._batch_logps(params, batch, temperature)[0]
+    def _response_logps(self, params, tokens, temperature):
+        return self._logps_and_entropies(params, tokens, temperature)[0]
 
-    def _batch_logps(self, params, batch: Batch, temperature):
+    def _logps_and_entropies(self, params, tokens, temperature):
         return response_logps(
             params,
             self.arch,
-            batch.tokens_BT,
-            batch.prompt_B,
-            batch.mask_BR,
+            *tokens,
             temperature=temperature,
             compute=self.compute,
             entropy="gradient" if self.algorithm.entropy else "value",
@@ -199,8 +267,7 @@ class Trainer:
         for sums, indices in parts:
             for name, value in sums.items():
                 value = np.asarray(value)
-                joined.setdefault(name, np.zeros(total, value.dtype))[indices] = value[
-                    : len(indices)
-                ]
+                joined.setdefault(name, np.zeros(total, value.dtype))
+                joined[name][indices] = value[: len(indices)]
         found = diagnostics(aggregated, joined, self.algorithm)
         return {name: float(value) for name, value in found.items()}

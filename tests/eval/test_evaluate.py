@@ -125,14 +125,14 @@ def test_hosts_share_the_work_and_agree(count, scorer, problem, completion):
     texts = [["#### 4" if s <= p else "#### 5" for s in range(3)] for p in range(5)]
     alone = evaluate(problems, sampler(texts, completion), scorer, samples=3)
     recorders = [Recorder(scorer) for _ in range(count)]
-    parts, found = [{}] * count, [None] * count
+    parts, found = [""] * count, [None] * count
     barrier = threading.Barrier(count, timeout=60)
 
     def run(index):
         def gather(mine):
-            parts[index] = mine
+            parts[index] = json.dumps(list(mine))
             barrier.wait()
-            return parts
+            return [item for part in parts for item in json.loads(part)]
 
         found[index] = evaluate(
             problems,

@@ -1,0 +1,283 @@
+"""Every program of the sampler, compiled ahead for each shape it can meet.
+
+A program is known by its kind and its sizes, and compiled once, when `compile` asks for all of them
+or else when it is first needed. What varies from call to call is an argument, never a constant.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bagrpo import sharding
+from bagrpo.config import SampleConfig
+from bagrpo.models import params as model_params
+from bagrpo.models.decoder import Cache, Compute
+from bagrpo.models.family import Architecture
+from bagrpo.sample import decode, slots
+from bagrpo.sample.draw import Shape
+from bagrpo.sample.request import MAX_EOS
+from bagrpo.sharding import ROWS
+
+Key = tuple[Any, ...]
+"""Kind of a program and its sizes, e.g. ("decode", 64, 192)."""
+
+_SHORTEST_CACHE, _SHORTEST_PROMPT, _FEWEST_SLOTS = 256, 128, 8
+"""Where the default buckets stop to halve: below, a program more saves less than it costs."""
+
+
+class Programs:
+    """The compiled programs of one model on one mesh."""
+
+    def __init__(
+        self,
+        arch: Architecture,
+        mesh: Mesh,
+        *,
+        compute: Compute,
+        config: SampleConfig,
+        max_prompt: int,
+        max_response: int,
+    ):
+        """Work out the shapes; nothing is compiled yet. See `engine.Engine` for the arguments."""
+        self.arch, self.mesh, self.compute = arch, mesh, compute
+        self.steps, self.refill = config.steps, config.refill
+        shards = sharding.row_shards(mesh)
+        self.slots = _up_to(
+            config.slot_buckets or _halves(config.slots, max(_FEWEST_SLOTS, config.slots // 4)),
+            multiple=shards,
+        )
+        """Numbers of rows, rising."""
+        longest = max_prompt + max_response - 1  # the last token is never fed
+        self.positions = _covering(
+            config.cache_buckets or _halves(longest, _SHORTEST_CACHE), longest, "cache_buckets"
+        )
+        """Cache positions of a row, rising."""
+        self.prompts = _covering(
+            config.prompt_buckets or _halves(max_prompt, _SHORTEST_PROMPT),
+            max_prompt,
+            "prompt_buckets",
+        )
+        """Positions of a prefilled prompt, rising."""
+        self.prefill_rows = -(-config.prefill // shards) * shards
+        self._heads = "tensor" if arch.kv_heads % mesh.shape["tensor"] == 0 else None
+        self._whole = sharding.replicated(mesh)
+        self._rows = sharding.row_sharding(mesh)
+        self._compiled: dict[Key, Any] = {}
+
+    def keys(self) -> list[Key]:
+        """All programs that a run can need, those that take longest to compile first."""
+        pairs = [(B, S) for B in self.slots for S in self.positions]
+        keys: list[Key] = [("decode", *pair) for pair in pairs]
+        keys += [("prefill", T) for T in self.prompts]
+        keys += [("enter", *pair, T) for pair in pairs for T in self.prompts]
+        keys += [("gather", *pair, to) for pair in pairs for to in _below(self.slots, pair[0])]
+        keys += [
+            ("stretch", *pair, to) for pair in pairs for to in _beside(self.positions, pair[1])
+        ]
+        return keys + [("empty", B) for B in self.slots]
+
+    def compile(self) -> dict[str, int]:
+        """Compile whatever is not, several at a time.
+
+        Returns:
+            Bytes on each device of every program, by name: arguments, results and scratch.
+        """
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+            programs = list(pool.map(self.program, self.keys()))
+        return {
+            " ".join(map(str, key)): _bytes(program)
+            for key, program in zip(self.keys(), programs, strict=True)
+        }
+
+    def program(self, key: Key) -> Callable[..., Any]:
+        """The program, compiled now if it wasn't before."""
+        if key not in self._compiled:
+            kind, *sizes = key
+            function, arguments, where, out, donated = _KINDS[kind](self, *sizes)
+            with jax.set_mesh(self.mesh):
+                jitted = jax.jit(
+                    function, in_shardings=where, out_shardings=out, donate_argnums=donated
+                )
+                self._compiled[key] = jitted.lower(*arguments).compile()
+        return self._compiled[key]
+
+    def separate(self, params: model_params.Params) -> model_params.Params:
+        """Parameters with one dict a layer, laid out for sampling, matrices in the compute dtype."""
+        with jax.set_mesh(self.mesh):
+            return jax.jit(self._separated, out_shardings=self._weight_shardings())(params)
+
+    def _separated(self, params: model_params.Params) -> model_params.Params:
+        def layer(index: int) -> Callable[[Any, Any], Any]:
+            def one(spec, stacked):
+                # Norms are computed in float32, from weights as precise as the trainer's.
+                dtype = stacked.dtype if spec.axes[-1] == "norm" else self.compute.dtype
+                return stacked[index].astype(dtype)
+
+            return one
+
+        specs = model_params.specs(self.arch)
+        rest = {name: x for name, x in params.items() if name != "blocks"}
+        rest = {
+            name: x if name == "norm" else x.astype(self.compute.dtype) for name, x in rest.items()
+        }
+        blocks = tuple(
+            jax.tree.map(layer(index), specs["blocks"], params["blocks"])
+            for index in range(self.arch.layers)
+        )
+        return {**rest, "blocks": blocks}
+
+    def _weight_shardings(self) -> model_params.Params:
+        specs = model_params.specs(self.arch)
+        stacked = sharding.param_shardings(specs, self.mesh, sharding.SAMPLE)
+        layer = jax.tree.map(
+            lambda place: NamedSharding(self.mesh, PartitionSpec(*place.spec[1:])),
+            stacked["blocks"],
+        )
+        return {**stacked, "blocks": (layer,) * self.arch.layers}
+
+    def _abstract_weights(self) -> model_params.Params:
+        return jax.eval_shape(self._separated, model_params.abstract(self.arch))
+
+    def _abstract_slots(self, B: int, S: int) -> slots.Slots:
+        return jax.eval_shape(lambda: slots.empty(self.arch, B, S, self.compute.dtype))
+
+    def _slot_shardings(self) -> slots.Slots:
+        rows: Any = self._rows
+        return slots.Slots(self._cache_shardings(ROWS), rows, rows, rows, rows)
+
+    def _cache_shardings(self, axis: Any) -> Cache:
+        layers = (NamedSharding(self.mesh, PartitionSpec(axis, self._heads)),) * self.arch.layers
+        place: Any = NamedSharding(self.mesh, PartitionSpec(axis))
+        return Cache(layers, layers, place)
+
+    def _empty(self, B: int):
+        function = functools.partial(
+            slots.empty, self.arch, B, self.positions[0], self.compute.dtype
+        )
+        return function, (), (), self._slot_shardings(), ()
+
+    def _prefill(self, T: int):
+        P = self.prefill_rows
+        function = functools.partial(decode.prefill, arch=self.arch, compute=self.compute)
+        arguments = (self._abstract_weights(), _ints(P, T), _ints(P))
+        where = (self._weight_shardings(), self._whole, self._whole)
+        return function, arguments, where, self._cache_shardings(None), ()
+
+    def _enter(self, B: int, S: int, T: int):
+        weights, tokens_PT, length_P = self._prefill(T)[1]
+        prefilled = jax.eval_shape(
+            functools.partial(decode.prefill, arch=self.arch, compute=self.compute),
+            weights,
+            tokens_PT,
+            length_P,
+        )
+        unsigned = jax.ShapeDtypeStruct((B,), jnp.uint32)
+        entrants = slots.Entrants(_ints(), *[_ints(B)] * 5, unsigned, unsigned)
+        arguments = (
+            self._abstract_slots(B, S),
+            prefilled,
+            entrants,
+            jax.ShapeDtypeStruct((3,), jnp.uint32),
+        )
+        place = self._slot_shardings()
+        where = (place, self._cache_shardings(None), self._whole, self._whole)
+        return functools.partial(slots.enter, heads=self._heads), arguments, where, place, 0
+
+    def _gather(self, B: int, S: int, to: int):
+        place = self._slot_shardings()
+        arguments = (self._abstract_slots(B, S), _ints(to))
+        return slots.gather, arguments, (place, self._whole), place, ()
+
+    def _stretch(self, B: int, S: int, to: int):
+        place = self._slot_shardings()
+        function = functools.partial(slots.stretch, positions=to)
+        return function, (self._abstract_slots(B, S),), (place,), place, ()
+
+    def _decode(self, B: int, S: int):
+        function = functools.partial(
+            decode.decode, arch=self.arch, compute=self.compute, steps=self.steps
+        )
+        real = jax.ShapeDtypeStruct((), jnp.float32)
+        limits = decode.Limits(
+            _ints(MAX_EOS), jax.ShapeDtypeStruct((B,), jnp.bool), _ints()
+        )
+        arguments = (
+            self._abstract_weights(),
+            self._abstract_slots(B, S),
+            Shape(real, _ints(), real, real),
+            limits,
+        )
+        place = self._slot_shardings()
+        where = (self._weight_shardings(), place, self._whole, self._whole)
+        return function, arguments, where, (place, self._whole), 1
+
+
+def _ints(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def _halves(longest: int, shortest: int) -> list[int]:
+    """`longest`, its half, and so on while that is not below `shortest`; rising."""
+    sizes = [longest]
+    while -(-sizes[-1] // 2) >= shortest:
+        sizes.append(-(-sizes[-1] // 2))
+    return sizes[::-1]
+
+
+def _up_to(sizes: Any, *, multiple: int) -> tuple[int, ...]:
+    """Each rounded up to a multiple, without repetition."""
+    return tuple(sorted({-(-size // multiple) * multiple for size in sizes}))
+
+
+def _covering(sizes: Any, longest: int, name: str) -> tuple[int, ...]:
+    """The sizes, rounded up to what vector units like, if they hold the longest.
+
+    Raises:
+        ValueError: if they don't.
+    """
+    if sizes[-1] < longest:
+        raise ValueError(
+            f"sample.{name} = {list(sizes)} do not hold {longest} tokens, which the longest "
+            f"prompt and response need; the last must be {longest} or more"
+        )
+    return _up_to(sizes, multiple=16)
+
+
+def _below(sizes: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """The next smaller size, if there is one."""
+    return sizes[: sizes.index(size)][-1:]
+
+
+def _beside(sizes: tuple[int, ...], size: int) -> tuple[int, ...]:
+    """The next smaller and the next larger size, where there are such."""
+    return _below(sizes, size) + sizes[sizes.index(size) + 1 :][:1]
+
+
+def _bytes(program: Any) -> int:
+    used = program.memory_analysis()
+    return (
+        used.argument_size_in_bytes
+        + used.output_size_in_bytes
+        + used.temp_size_in_bytes
+        - used.alias_size_in_bytes
+    )
+
+
+_KINDS: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "decode": Programs._decode,
+    "prefill": Programs._prefill,
+    "enter": Programs._enter,
+    "gather": Programs._gather,
+    "stretch": Programs._stretch,
+    "empty": Programs._empty,
+}
+"""What makes a program of each kind: function, abstract arguments, shardings in and out, donated
+arguments."""

@@ -1,0 +1,237 @@
+"""Continuous batching: which sample runs in which slot, decided on the host.
+
+The host fills free slots from the queue, starts the device on its next steps, hands out what
+finished meanwhile, and waits for the device. All decisions follow from the requests and from small
+replicated results, so every process of a multi-host run decides the same. None of them can change
+a sample: its noise is keyed by seed, stream, step, problem, sample index and position alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from bagrpo.models.params import Params
+from bagrpo.records import Completion
+from bagrpo.sample.decode import Limits, Sampled
+from bagrpo.sample.draw import Shape
+from bagrpo.sample.programs import Programs
+from bagrpo.sample.request import MAX_EOS, Request, Sampling
+from bagrpo.sample.slots import Entrants
+from bagrpo.sample.transcript import Transcript
+from bagrpo.text.tokenizer import Tokenizer
+
+Finished = tuple[int, int, Completion]
+"""Index of the request, index of the sample, and what was sampled."""
+
+
+@dataclasses.dataclass
+class _Row:
+    """A slot's occupant."""
+
+    request: int
+    sample: int
+    transcript: Transcript
+    length: int
+    """Tokens of prompt and response so far."""
+    left: int
+    """Tokens that it may still sample."""
+
+
+class Session:
+    """One call of `generate`."""
+
+    def __init__(
+        self,
+        programs: Programs,
+        weights: Params,
+        requests: Sequence[Request],
+        sampling: Sampling,
+        *,
+        eos_ids: Sequence[int],
+        limit: int,
+        tokenizer: Tokenizer | None,
+        seed_3: np.ndarray,
+    ):
+        """Queue the requests.
+
+        Args:
+            programs: of the model.
+            weights: with separate layers.
+            requests: checked already.
+            sampling: how.
+            eos_ids: ids that end a completion.
+            limit: tokens of a completion.
+            tokenizer: for text, if it is wanted.
+            seed_3: uint32 run seed, stream and step.
+        """
+        self.programs, self.weights, self.requests = programs, weights, requests
+        self.eos_ids, self.limit, self.tokenizer = frozenset(eos_ids), limit, tokenizer
+        self.stop, self.seed_3 = sampling.stop, seed_3
+        self.shape = Shape(
+            np.float32(sampling.temperature),
+            np.int32(sampling.top_k or 0),
+            np.float32(sampling.top_p),
+            np.float32(sampling.min_p),
+        )
+        self.eos_E = np.full(MAX_EOS, -1, np.int32)
+        self.eos_E[: len(eos_ids)] = eos_ids
+        self.queue = [(r, g) for r, request in enumerate(requests) for g in range(request.samples)]
+        self.queue.reverse()  # the next is the last
+        self.prefilled: Any = None
+        """Cache of the prompts prefilled last."""
+        self.sources: dict[int, int] = {}
+        """Row of each of them in it, by request."""
+
+    def run(self) -> Iterator[Finished]:
+        """Sample everything."""
+        wanted, sizes = len(self.queue), self.programs.slots
+        self.rows: list[_Row | None] = [None] * next((B for B in sizes if B >= wanted), sizes[-1])
+        self.positions = self.programs.positions[0]
+        self.slots = self._call("empty", len(self.rows))
+        finished: list[Finished] = []
+        while self.queue or any(self.rows):
+            entrants = self._assign()
+            self._resize()
+            self._admit(entrants)
+            sampled = self._decode()
+            yield from finished  # The device is at work meanwhile.
+            finished = self._collect(jax.device_get(sampled))
+        yield from finished
+
+    def _assign(self) -> list[int]:
+        """Give free slots to samples from the queue; returns the slots, in the queue's order."""
+        free = [b for b, row in enumerate(self.rows) if row is None][: len(self.queue)]
+        for b in free:
+            request, sample = self.queue.pop()
+            self.rows[b] = _Row(
+                request,
+                sample,
+                Transcript(self.tokenizer, stop=self.stop, eos_ids=self.eos_ids),
+                length=len(self.requests[request].prompt),
+                left=self.limit,
+            )
+        return free
+
+    def _resize(self) -> None:
+        """Go to the fewest rows and cache positions that hold the completions under way."""
+        live = [b for b, row in enumerate(self.rows) if row is not None]
+        while not self.queue and (to := self._fewer_rows()) >= len(live):
+            index_B = np.full(to, -1, np.int32)
+            index_B[: len(live)] = live
+            self.slots = self._call("gather", len(self.rows), self.positions, to, self.slots, index_B)
+            self.rows = [self.rows[b] if b >= 0 else None for b in index_B]
+            live = list(range(len(live)))
+
+        steps = self.programs.steps
+        need = max(row.length - 1 + min(steps, row.left) for row in self.rows if row is not None)
+        sizes = self.programs.positions
+        target = next(S for S in sizes if S >= need)
+        while self.positions != target:
+            toward = 1 if target > self.positions else -1
+            to = sizes[sizes.index(self.positions) + toward]
+            self.slots = self._call("stretch", len(self.rows), self.positions, to, self.slots)
+            self.positions = to
+
+    def _fewer_rows(self) -> int:
+        """The next smaller number of rows, 0 if there is none."""
+        return max((B for B in self.programs.slots if B < len(self.rows)), default=0)
+
+    def _admit(self, slots: Sequence[int]) -> None:
+        """Start the samples newly assigned to these slots."""
+        waiting = list(slots)
+        while waiting:
+            if self._row(waiting[0]).request not in self.sources:
+                self._prefill(self._row(waiting[0]).request)
+            batch = [b for b in waiting if self._row(b).request in self.sources]
+            waiting = waiting[len(batch) :]
+            self._enter(batch)
+
+    def _prefill(self, first: int) -> None:
+        """Keys and values of the prompts from this request on, each but for its last token."""
+        P = self.programs.prefill_rows
+        prompts = [request.prompt[:-1] for request in self.requests[first : first + P]]
+        longest = max(map(len, prompts))
+        T = next(T for T in self.programs.prompts if T >= longest)
+        tokens_PT, length_P = np.zeros((P, T), np.int32), np.zeros(P, np.int32)
+        for p, prompt in enumerate(prompts):
+            tokens_PT[p, : len(prompt)] = prompt
+            length_P[p] = len(prompt)
+        self.sources = {first + p: p for p in range(len(prompts))}
+        self.prefilled = None  # before its successor takes memory
+        self.prefilled = self._call("prefill", T, self.weights, tokens_PT, length_P)
+        self.prompt_positions = T
+
+    def _enter(self, batch: Sequence[int]) -> None:
+        """Copy prefilled prompts to these slots."""
+        B = len(self.rows)
+        fields = {
+            field.name: np.zeros(B, np.uint32 if field.name in ("problem_B", "sample_B") else np.int32)
+            for field in dataclasses.fields(Entrants)
+            if field.name != "count"
+        }
+        fields["row_B"][:] = B
+        for i, b in enumerate(batch):
+            row = self._row(b)
+            request = self.requests[row.request]
+            fields["row_B"][i] = b
+            fields["source_B"][i] = self.sources[row.request]
+            fields["token_B"][i] = request.prompt[-1]
+            fields["position_B"][i] = len(request.prompt) - 1
+            fields["left_B"][i] = row.left
+            fields["problem_B"][i] = request.problem
+            fields["sample_B"][i] = row.sample
+        entrants: Any = Entrants(count=np.int32(len(batch)), **fields)  # type: ignore[arg-type]
+        self.slots = self._call(
+            "enter",
+            B,
+            self.positions,
+            self.prompt_positions,
+            self.slots,
+            self.prefilled,
+            entrants,
+            self.seed_3,
+        )
+
+    def _decode(self) -> Sampled:
+        """Start the device on its next steps."""
+        alive_B = np.array([row is not None for row in self.rows])
+        live = int(alive_B.sum())
+        if self.queue:
+            enough = max(0, live - self.programs.refill)
+        else:
+            enough = self._fewer_rows() if live > self._fewer_rows() else 0
+        limits: Any = Limits(self.eos_E, alive_B, np.int32(enough))  # type: ignore[arg-type]
+        self.slots, sampled = self._call(
+            "decode", len(self.rows), self.positions, self.weights, self.slots, self.shape, limits
+        )
+        return sampled
+
+    def _collect(self, sampled: Sampled) -> list[Finished]:
+        """Take in what the device sampled; returns what is finished and frees its slots."""
+        finished: list[Finished] = []
+        for b, row in enumerate(self.rows):
+            if row is None:
+                continue
+            count = int(sampled.count_B[b])
+            tokens, logps = sampled.token_IB[:count, b], sampled.logp_IB[:count, b]
+            row.transcript.feed(tokens.tolist(), logps.tolist())
+            row.length += count
+            row.left = int(sampled.left_B[b])
+            if row.transcript.finish or not row.left:
+                finished.append((row.request, row.sample, row.transcript.completion()))
+                self.rows[b] = None
+        return finished
+
+    def _row(self, b: int) -> _Row:
+        row = self.rows[b]
+        assert row is not None
+        return row
+
+    def _call(self, kind: str, *sizes_and_arguments: Any) -> Any:
+        sizes = [x for x in sizes_and_arguments if isinstance(x, int)]
+        return self.programs.program((kind, *sizes))(*sizes_and_arguments[len(sizes) :])
