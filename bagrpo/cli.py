@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 _DESCRIPTION = """\
 Post-trains language models with reinforcement learning from verifiable rewards, in JAX, by
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("BAGRPO_TRACEBACK") == "1":
             raise
         sys.stderr.write(f"bagrpo: error: {error}\n")
+        _end_other_processes(str(error))
         return 2
     return 0
 
@@ -53,6 +55,141 @@ def show_config(options: argparse.Namespace) -> None:
     from bagrpo import config
 
     sys.stdout.write(config.dump(config.load(config.RunConfig, options.config, options.overrides)))
+
+
+def train(options: argparse.Namespace) -> None:
+    """Runs or resumes reinforcement learning (or, on solutions, a supervised warm start).
+
+    CONFIG says everything; configs/ has some to begin with. The run is written to its folder, by
+    default runs/ and the name of CONFIG: config.yaml, metrics.jsonl, rollouts.jsonl, evaluation/
+    and checkpoints/. The same command goes on where a run was stopped, by Ctrl-C or SIGTERM after
+    the step under way, or by anything else from its newest checkpoint.
+    """
+    from bagrpo import config, distributed
+    from bagrpo.train import loop
+
+    run = config.load(config.RunConfig, options.config, options.overrides)
+    if run.folder is None:
+        run = run.model_copy(update={"folder": str(Path("runs") / Path(options.config).stem)})
+    distributed.initialize()
+    loop.train(run)
+    distributed.finish()
+
+
+def evaluate(options: argparse.Namespace) -> None:
+    """Scores a run's checkpoint or a model: avg@k, pass@k and maj@k, with 95 % intervals.
+
+    TARGET is a run's folder, or a model as `model.path` names one. A run is evaluated as its own
+    settings say, a model by the defaults (greedy, one sample) or as --config says.
+    """
+    import rich.console
+
+    from bagrpo import distributed
+    from bagrpo.train import inspect
+
+    distributed.initialize()
+    config = inspect.settings(options.target, options.config, options.overrides)
+    out = Path(options.out)
+    found = inspect.evaluate_model(
+        options.target, config, which=options.step, benchmarks=options.benchmark, out=out
+    )
+    if distributed.is_main():
+        console = rich.console.Console(highlight=False)
+        console.print(found.table())
+        console.print(f"samples: {out}", markup=False)
+    distributed.finish()
+
+
+def sample(options: argparse.Namespace) -> None:
+    """Prints what a run's checkpoint or a model says to a prompt.
+
+    TARGET is a run's folder, or a model as `model.path` names one.
+    """
+    from bagrpo.train import inspect
+
+    config = inspect.settings(options.target, options.config, options.overrides)
+    said = inspect.say(
+        options.target,
+        config,
+        options.prompt,
+        which=options.step,
+        samples=options.samples,
+        raw=options.raw,
+    )
+    for number, completion in enumerate(said):
+        if number:
+            sys.stdout.write("---\n")
+        sys.stdout.write(completion.text + "\n")
+
+
+def export(options: argparse.Namespace) -> None:
+    """Writes a run's checkpoint as a Hugging Face folder, which transformers and vLLM load.
+
+    TARGET is a run's folder, or a model as `model.path` names one, which converts it.
+    """
+    from bagrpo.train import inspect
+
+    name = inspect.take_away(
+        options.target,
+        options.folder,
+        which=options.step,
+        dtype=options.dtype,
+        overwrite=options.overwrite,
+    )
+    sys.stdout.write(f"wrote {name} to {options.folder}\n")
+
+
+def _end_other_processes(reason: str) -> None:
+    """An error here would leave the run's other processes waiting."""
+    if "bagrpo.distributed" in sys.modules:
+        from bagrpo import distributed
+
+        distributed.fail(reason)
+
+
+def _takes_target(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("target", metavar="TARGET", help="run folder or model")
+    parser.add_argument("--step", type=_step, help="checkpoint: a step or `best` (the newest)")
+
+
+def _takes_settings(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", help="YAML file of settings in the place of the run's own")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", help="see below")
+    parser.epilog = _OVERRIDES
+
+
+def _evaluates(parser: argparse.ArgumentParser) -> None:
+    _takes_target(parser)
+    parser.add_argument(
+        "--benchmark",
+        metavar="FORM:PATH",
+        action="append",
+        default=[],
+        help="data to evaluate on (gsm8k, dapo, humaneval, plain); may be repeated",
+    )
+    parser.add_argument("--out", default="samples.jsonl", help="file for the samples (%(default)s)")
+    _takes_settings(parser)
+
+
+def _samples(parser: argparse.ArgumentParser) -> None:
+    _takes_target(parser)
+    parser.add_argument("prompt", metavar="PROMPT", help="a user's message")
+    parser.add_argument("--samples", type=int, default=1, help="completions (%(default)s)")
+    parser.add_argument("--raw", action="store_true", help="continue PROMPT without chat template")
+    _takes_settings(parser)
+
+
+def _exports(parser: argparse.ArgumentParser) -> None:
+    _takes_target(parser)
+    parser.add_argument("folder", metavar="FOLDER", help="to write")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="(that of the parameters)")
+    parser.add_argument("--overwrite", action="store_true", help="also into a folder with files")
+
+
+def _step(text: str) -> int | str:
+    if text != "best" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a step nor `best`")
+    return text if text == "best" else int(text)
 
 
 def _takes_config(parser: argparse.ArgumentParser) -> None:
@@ -96,5 +233,12 @@ COMMANDS: dict[
     str,
     tuple[Callable[[argparse.Namespace], None], Callable[[argparse.ArgumentParser], None]],
 ] = {
+    "train": (train, _takes_config),
+    "eval": (evaluate, _evaluates),
+    "sample": (sample, _samples),
+    "export": (export, _exports),
     "config": (show_config, _takes_config),
 }
+
+if __name__ == "__main__":
+    sys.exit(main())

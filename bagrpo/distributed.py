@@ -75,8 +75,6 @@ def initialize(environment: Mapping[str, str] = os.environ) -> None:
     if jax.distributed.is_initialized() or environment.get("BAGRPO_PROCESSES") == "1":
         return
     explicit = _settings(environment)
-    # On CPUs, what lets processes exchange arrays. The default, but some JAX may have another.
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
         jax.distributed.initialize(**explicit, heartbeat_timeout_seconds=_HEARTBEAT)
     except ValueError as error:
@@ -335,8 +333,8 @@ def _join(coordinator: str | None) -> None:
         addresses = [coordinator.rpartition(":")[0]] if coordinator else []
         with contextlib.suppress(OSError):
             addresses += socket.gethostbyname_ex(host)[2]
-        offer = [{"addresses": addresses, "port": server.getsockname()[1]}]
-        offer[0]["secret"] = secrets.token_hex()
+        port, secret = server.getsockname()[1], secrets.token_hex()
+        offer = [{"addresses": addresses, "port": port, "secret": secret}]
     (place,) = gather_objects(offer)
     if server is None:
         connection = _connect(place, number)
@@ -356,6 +354,7 @@ def _join(coordinator: str | None) -> None:
 
 
 def _connect(place: dict[str, Any], number: int) -> socket.socket | None:
+    """This process's connection to process 0, if the network allows it."""
     for address in place["addresses"]:
         with contextlib.suppress(OSError):
             connection = socket.create_connection((address, place["port"]), timeout=_PATIENCE)
@@ -373,10 +372,13 @@ def _accept(server: socket.socket, secret: str, count: int) -> Iterator[tuple[in
         with contextlib.suppress(OSError, ValueError):
             connection, _ = server.accept()
             connection.settimeout(_PATIENCE)
-            hello = json.loads(connection.makefile("rb").readline(1024))
+            with connection.makefile("rb") as lines:
+                hello = json.loads(lines.readline(1024))
             if isinstance(hello, dict) and hello.get("secret") == secret:
                 yield hello["process"], _watched(connection)
                 count -= 1
+            else:
+                connection.close()
 
 
 def _watched(connection: socket.socket) -> socket.socket:

@@ -1,14 +1,18 @@
-"""One of several processes that try all of `bagrpo.distributed`; run by `test_distributed`."""
+"""One of several processes that try all of `bagrpo.distributed`; run by `test_distributed`.
+
+Argument: number of a process that can't reach process 0 by a connection of its own, or nothing.
+"""
 
 import os
 import signal
 import socket
+import sys
 
 import jax
 import numpy as np
 
 from bagrpo import distributed
-from bagrpo.train.preemption import Preemption
+from bagrpo.train.preemption import stop_on_signal
 
 compiled = []
 jax.monitoring.register_event_duration_secs_listener(
@@ -24,6 +28,9 @@ def error_of(kind, call, *arguments):
     raise AssertionError(f"{call} raised no {kind}")
 
 
+if os.environ["BAGRPO_PROCESS"] in sys.argv[1:]:
+    distributed._connect = lambda *_: None
+distributed._PATIENCE = 1.0
 distributed.initialize()
 number, count = jax.process_index(), jax.process_count()
 host = socket.gethostname()
@@ -64,8 +71,8 @@ distributed.barrier("the end of waiting", 30)
 
 # A signal to one process stops all of them after the same step.
 steps = 0
-with Preemption() as preemption:
-    while (stop := preemption.stop_requested()) is None and steps < 10:
+with stop_on_signal() as stop_requested:
+    while (stop := stop_requested()) is None and steps < 10:
         steps += 1
         if steps == 3 and number == 1:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -73,4 +80,3 @@ assert steps == 3
 assert stop == f"SIGTERM to process 1 of {count}"
 assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 distributed.finish()
-print("finished")

@@ -16,13 +16,18 @@ HERE = Path(__file__).parent
     "count", [2, pytest.param(3, marks=pytest.mark.slow)], ids="{} processes".format
 )
 def test_processes_gather_agree_wait_and_stop_together(count):
-    for text in processes.run(HERE / "talk.py", processes=count, devices=2):
-        assert text.endswith("finished\n")
+    processes.run(HERE / "talk.py", processes=count, devices=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("others", ["exchange", "sleep"])
-@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_process_0_cannot_watch_is_said_and_takes_part():
+    main, other = processes.run(HERE / "talk.py", 1, devices=1)
+    assert re.search(r"bagrpo: process 1 of 2 \(.*\) can't connect to process 0 of 2", main)
+    assert "can't connect" not in other
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("victim", "others"), [(0, "sleep"), (1, "exchange")])
 @pytest.mark.parametrize(
     ("how", "status", "reason"),
     [

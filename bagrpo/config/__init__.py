@@ -19,6 +19,7 @@ from bagrpo.config.evaluation import EvalConfig as EvalConfig
 from bagrpo.config.run import CheckpointConfig as CheckpointConfig
 from bagrpo.config.run import ReportConfig as ReportConfig
 from bagrpo.config.sampling import SampleConfig as SampleConfig
+from bagrpo.config.section import Positive
 from bagrpo.config.section import Section as Section
 from bagrpo.config.settings import difference as difference
 from bagrpo.config.settings import dump as dump
@@ -31,6 +32,7 @@ from bagrpo.config.training import KLConfig as KLConfig
 from bagrpo.config.training import MeshConfig as MeshConfig
 from bagrpo.config.training import ModelConfig as ModelConfig
 from bagrpo.config.training import OptimizerConfig as OptimizerConfig
+from bagrpo.config.training import RandomModelConfig as RandomModelConfig
 from bagrpo.config.verification import FormatReward as FormatReward
 from bagrpo.config.verification import FunctionReward as FunctionReward
 from bagrpo.config.verification import OverlongReward as OverlongReward
@@ -41,8 +43,13 @@ from bagrpo.config.verification import VerifyConfig as VerifyConfig
 class RunConfig(Section):
     """All settings of a run."""
 
+    folder: str | None = None
+    """Where the run is written: settings, metrics, rollouts, checkpoints. By default `runs/` and
+    the name of the configuration's file. What is there already is resumed."""
     seed: int = 0
     """Keys all randomness of the run."""
+    steps: Positive = 100
+    """Rollout batches; each makes `batch.minibatches * batch.epochs` updates."""
     model: ModelConfig
     mesh: MeshConfig = MeshConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -51,3 +58,6 @@ class RunConfig(Section):
     data: DataConfig = DataConfig()
     sample: SampleConfig = SampleConfig()
     verify: VerifyConfig = VerifyConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    report: ReportConfig = ReportConfig()

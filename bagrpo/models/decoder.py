@@ -244,7 +244,8 @@ class Block(nnx.Module):
             kv = _written(kv[0], slot_BT, k_BTKH, axis=3), _written(kv[1], slot_BT, v_BTKH, axis=2)
             k_BKHS, v_BKSH = (x.astype(x_BTD.dtype) for x in kv)
             out_BTNH = attend(q_BTNH, k_BKHS, v_BKSH, axes=("BKHS", "BKSH"), **scores)
-        return jnp.einsum("BTNH,NHD->BTD", out_BTNH, self._weight("o")), kv
+        # Over (N, H) in the order of memory: einsum would take (H, N) and transpose the weight.
+        return jnp.tensordot(out_BTNH, self._weight("o"), axes=2), kv
 
     def feed_forward(self, x_BTD):
         """The gated feed-forward, or the mixture of experts."""

@@ -90,6 +90,15 @@ class Engine:
         self._weights = None
         self._weights = self._programs.separate(params)
 
+    def unload(self) -> None:
+        """Give the parameters' memory back until the next `load`."""
+        self._weights = None
+
+    @property
+    def compilations(self) -> int:
+        """Programs compiled so far."""
+        return self._programs.compilations
+
     def generate(
         self,
         requests: Sequence[Request],

@@ -72,6 +72,11 @@ class Programs:
         self._rows = sharding.row_sharding(mesh)
         self._compiled: dict[Key, Any] = {}
 
+    @property
+    def compilations(self) -> int:
+        """Programs compiled so far."""
+        return len(self._compiled)
+
     def keys(self) -> list[Key]:
         """All programs that a run can need, those that take longest to compile first."""
         pairs = [(B, S) for B in self.slots for S in self.positions]
@@ -206,9 +211,7 @@ class Programs:
             decode.decode, arch=self.arch, compute=self.compute, steps=self.steps
         )
         real = jax.ShapeDtypeStruct((), jnp.float32)
-        limits = decode.Limits(
-            _ints(MAX_EOS), jax.ShapeDtypeStruct((B,), jnp.bool), _ints()
-        )
+        limits = decode.Limits(_ints(MAX_EOS), jax.ShapeDtypeStruct((B,), jnp.bool), _ints())
         arguments = (
             self._abstract_weights(),
             self._abstract_slots(B, S),

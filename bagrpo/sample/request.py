@@ -56,7 +56,9 @@ class Sampling:
         }
         for name, (fits, range_) in allowed.items():
             if not fits:
-                raise ValueError(f"sampling with {name} = {getattr(self, name)!r}; it must be {range_}")
+                raise ValueError(
+                    f"sampling with {name} = {getattr(self, name)!r}; it must be {range_}"
+                )
 
     @classmethod
     def of(cls, config: SampleConfig) -> Sampling:

@@ -90,7 +90,7 @@ class Session:
     def run(self) -> Iterator[Finished]:
         """Sample everything."""
         wanted, sizes = len(self.queue), self.programs.slots
-        self.rows: list[_Row | None] = [None] * next((B for B in sizes if B >= wanted), sizes[-1])
+        self.rows: list[_Row | None] = [None] * next((B for B in sizes if wanted <= B), sizes[-1])
         self.positions = self.programs.positions[0]
         self.slots = self._call("empty", len(self.rows))
         finished: list[Finished] = []
@@ -123,14 +123,16 @@ class Session:
         while not self.queue and (to := self._fewer_rows()) >= len(live):
             index_B = np.full(to, -1, np.int32)
             index_B[: len(live)] = live
-            self.slots = self._call("gather", len(self.rows), self.positions, to, self.slots, index_B)
+            self.slots = self._call(
+                "gather", len(self.rows), self.positions, to, self.slots, index_B
+            )
             self.rows = [self.rows[b] if b >= 0 else None for b in index_B]
             live = list(range(len(live)))
 
         steps = self.programs.steps
         need = max(row.length - 1 + min(steps, row.left) for row in self.rows if row is not None)
         sizes = self.programs.positions
-        target = next(S for S in sizes if S >= need)
+        target = next(S for S in sizes if need <= S)
         while self.positions != target:
             toward = 1 if target > self.positions else -1
             to = sizes[sizes.index(self.positions) + toward]
@@ -139,7 +141,7 @@ class Session:
 
     def _fewer_rows(self) -> int:
         """The next smaller number of rows, 0 if there is none."""
-        return max((B for B in self.programs.slots if B < len(self.rows)), default=0)
+        return max((B for B in self.programs.slots if len(self.rows) > B), default=0)
 
     def _admit(self, slots: Sequence[int]) -> None:
         """Start the samples newly assigned to these slots."""
@@ -156,7 +158,7 @@ class Session:
         P = self.programs.prefill_rows
         prompts = [request.prompt[:-1] for request in self.requests[first : first + P]]
         longest = max(map(len, prompts))
-        T = next(T for T in self.programs.prompts if T >= longest)
+        T = next(T for T in self.programs.prompts if longest <= T)
         tokens_PT, length_P = np.zeros((P, T), np.int32), np.zeros(P, np.int32)
         for p, prompt in enumerate(prompts):
             tokens_PT[p, : len(prompt)] = prompt
@@ -170,7 +172,9 @@ class Session:
         """Copy prefilled prompts to these slots."""
         B = len(self.rows)
         fields = {
-            field.name: np.zeros(B, np.uint32 if field.name in ("problem_B", "sample_B") else np.int32)
+            field.name: np.zeros(
+                B, np.uint32 if field.name in ("problem_B", "sample_B") else np.int32
+            )
             for field in dataclasses.fields(Entrants)
             if field.name != "count"
         }

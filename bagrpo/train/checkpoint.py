@@ -247,7 +247,7 @@ class Checkpoints:
         return (found, None) if problem is None else (None, problem)
 
     def _score(self, step: int) -> float:
-        """The metric at a step; -inf if it was not measured, or is damaged."""
+        """The metric at a step; -inf if it was not measured, or the checkpoint is damaged."""
         note = self._notes.get(step) or {}
         known = self._config is None or self._config.metric == note.get("metric")
         score = note.get("score") if known else None
@@ -275,10 +275,12 @@ class Checkpoints:
         return dict(sorted(distributed.gather_objects(notes)))
 
     def _read_note(self, path: epath.Path) -> dict[str, Any] | None:
+        if _damage(path) is not None:
+            return None  # What is wrong is told when the checkpoint is to be restored.
         try:
             items = ocp.args.Composite(note=ocp.args.JsonRestore())
             return self._reader.restore(path, args=items)["note"]
-        except Exception:  # noqa: BLE001 - a damaged file; what is wrong is told when it is read
+        except ValueError:
             return None
 
     def _open(self, config: CheckpointConfig) -> ocp.CheckpointManager:
@@ -307,7 +309,6 @@ class _Keep:
         self._config, self._score = config, score
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        del context
         steps = [checkpoint.step for checkpoint in checkpoints]
         scored = [step for step in steps if self._score(step) > -math.inf]
         best = sorted(scored, key=lambda step: (self._score(step), step), reverse=True)

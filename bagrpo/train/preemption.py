@@ -2,57 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from types import FrameType, TracebackType
-from typing import Any
+from collections.abc import Callable, Iterator
+from types import FrameType
 
 from bagrpo import distributed
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Preemption:
-    """While it is entered, SIGTERM and Ctrl-C end the run after the step under way.
+@contextlib.contextmanager
+def stop_on_signal() -> Iterator[Callable[[], str | None]]:
+    """While entered, SIGTERM and Ctrl-C wait for the step under way; a second one ends at once.
 
-    A second one has its usual effect, at once. Enter it in the main thread and after
-    `distributed.initialize`, which has JAX take SIGTERM for itself.
+    Enter it in the main thread and after `distributed.initialize`, which has JAX take SIGTERM for
+    itself.
+
+    Yields:
+        A function that says why the run should save and end now, or None if it should go on. Every
+        process calls it after the same steps and gets the same answer, whichever of them had the
+        signal.
     """
+    received: list[signal.Signals] = []
 
-    def __init__(self) -> None:
-        self._received: signal.Signals | None = None
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Preemption:
-        self._before = {number: signal.signal(number, self._receive) for number in SIGNALS}
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._restore()
-
-    def stop_requested(self) -> str | None:
-        """Why the run should save and end now, if it should: the same on every process.
-
-        Every process calls it after the same steps. The signal may have come to any one of them.
-        """
-        name = None if self._received is None else self._received.name
-        received = distributed.gather_objects([name])
-        told = [(number, name) for number, name in enumerate(received) if name is not None]
-        if not told:
-            return None
-        return ", ".join(f"{name} to process {number} of {len(received)}" for number, name in told)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        self._received = signal.Signals(number)
-        self._restore()
-        text = f"\nbagrpo: {self._received.name}: ends after this step; once more ends it at once\n"
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(signal.Signals(number))
+        restore()
+        text = f"\nbagrpo: {received[0].name}: ends after this step; once more ends it at once\n"
         os.write(2, text.encode())  # A signal may come in the midst of a write to sys.stderr.
 
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
+    def restore() -> None:
+        for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    def stop_requested() -> str | None:
+        names = distributed.gather_objects([[found.name for found in received]])
+        told = [
+            f"{name} to process {number} of {len(names)}"
+            for number, found in enumerate(names)
+            for name in found
+        ]
+        return ", ".join(told) or None
+
+    before = {number: signal.signal(number, receive) for number in SIGNALS}
+    try:
+        yield stop_requested
+    finally:
+        restore()

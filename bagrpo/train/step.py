@@ -59,6 +59,13 @@ class Program:
     compiled: jax.stages.Compiled
     seconds: float
 
+    @property
+    def bytes(self) -> int:
+        """On each device: arguments, results that don't take an argument's place, and scratch."""
+        memory: Any = self.compiled.memory_analysis()
+        results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+        return memory.argument_size_in_bytes + results + memory.temp_size_in_bytes
+
 
 class Trainer:
     """The programs of a run on one mesh: log-probs, gradient of a micro-batch, optimizer update.

@@ -1,6 +1,4 @@
-import contextlib
 import dataclasses
-import functools
 import logging
 import os
 import shutil
@@ -9,54 +7,18 @@ from pathlib import Path
 import jax
 import numpy as np
 import orbax.checkpoint
+import processes
 import pytest
 import tiny
+from states import abstract_of, assert_equal, opened, small_state, update
 
 from bagrpo.config import CheckpointConfig
-from bagrpo.sharding import replicated, row_sharding
 from bagrpo.train.checkpoint import Checkpoints
-from bagrpo.train.step import TrainState
 
 METRIC = "eval/accuracy"
 
 
-def whole_state(trainer):
-    """A model's state; no array of it is constant, as moments are before the first update."""
-    return update(tiny.start(trainer))
-
-
-def small_state(seed):
-    """As much of a state as most tests need, sharded over all devices."""
-    mesh = tiny.mesh_of(1, 8, 1)
-    random = np.random.default_rng(seed)
-    params = {"w": random.normal(size=(16, 1024)).astype(np.float32)}
-    state = TrainState(params, {"m": -params["w"]}, np.int32(seed))
-    shardings = TrainState({"w": row_sharding(mesh)}, {"m": row_sharding(mesh)}, replicated(mesh))
-    return jax.device_put(state, shardings)
-
-
-def abstract_of(state):
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state
-    )
-
-
 SMALL = abstract_of(small_state(0))
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def update(state):
-    """Like a training step, it changes every array, and its input's buffers are given away."""
-    return jax.tree.map(lambda x: 2 * x + 1, state)
-
-
-@contextlib.contextmanager
-def opened(folder, **settings):
-    checkpoints = Checkpoints(folder, CheckpointConfig(**settings) if settings else None)
-    try:
-        yield checkpoints
-    finally:
-        checkpoints.close()
 
 
 def fill(folder, scores, **settings):
@@ -84,13 +46,6 @@ def on_disk(folder):
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
 
 
-def assert_equal(found, wanted):
-    assert jax.tree.structure(found) == jax.tree.structure(wanted)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        assert a.dtype == b.dtype
-        np.testing.assert_array_equal(a, b)
-
-
 def restored(folder, which=None, abstract=SMALL):
     with opened(folder) as checkpoints:
         return checkpoints.restore(abstract, which)
@@ -100,7 +55,7 @@ def restored(folder, which=None, abstract=SMALL):
 def whole(tmp_path_factory):
     """A run's folder with the checkpoint of a model, sharded over 8 devices, and its state."""
     folder = tmp_path_factory.mktemp("whole")
-    state = whole_state(tiny.trainer((1, 8, 1)))
+    state = update(tiny.start(tiny.trainer((1, 8, 1))))
     with opened(folder, keep=1) as checkpoints:
         checkpoints.save(1, state, {}, {})
     return folder, state
@@ -246,8 +201,9 @@ def test_a_checkpoint_that_cannot_be_read_for_any_reason_gives_way(filled, monke
 
 
 def test_garbage_of_the_right_size_gives_way(filled):
-    path = filled / "3" / "host" / "metadata"
-    path.write_bytes(b"\0" * path.stat().st_size)
+    for item in ("host", "note"):
+        path = filled / "3" / item / "metadata"
+        path.write_bytes(b"\0" * path.stat().st_size)
     with opened(filled) as checkpoints:
         assert checkpoints.restore_host() == (2, {"data": [2]})
 
@@ -328,3 +284,12 @@ def test_another_model_is_not_restored(whole):
         restored(whole[0], None, other.abstract)
     with opened(whole[0]) as checkpoints, pytest.raises(ValueError, match=said):
         checkpoints.restore_params(other.abstract.params)
+
+
+def test_processes_save_together_and_read_what_one_process_saved_and_the_other_way_round(three):
+    folder = Path(shutil.copytree(three, three.parent / "together"))
+    processes.run(Path(__file__).parent / "save_together.py", folder)
+    assert on_disk(folder) == [3, 4, 5]
+    step, state, host = restored(folder)
+    assert (step, host) == (5, {"data": [5]})
+    assert_equal(state, update(small_state(5)))

@@ -1,0 +1,1 @@
+"""What a run tells: files of metrics and rollouts, and its progress while it goes."""
