@@ -14,7 +14,7 @@ from bagrpo.train import loop
 SETTINGS = """
 steps: 4
 model:
-  random: {layers: 1, embed: 32, heads: 4, kv_heads: 2, ffw: 64, alphabet: "abcdefghij ?"}
+  random: {layers: 1, embed: 32, heads: 4, kv_heads: 2, ffw: 64, alphabet: "abcdefghij ?!"}
   chat_template: plain
 batch: {problems: 4, group: 4, max_prompt: 8, max_response: 6, microbatch_tokens: 112}
 optimizer: {learning_rate: 1e-2}

@@ -157,7 +157,7 @@ def test_a_supervised_run_learns_its_solutions(path, tmp_path):
         "checkpoint.every=20",
         "algorithm={surrogate: likelihood, rule: token}",
     )
-    assert found[-1]["logp"] > -0.3  # from log(1/15) = -2.7: each solution is the same
+    assert found[-1]["logp"] > -0.3  # from log(1/16) = -2.7: each solution is the same
     assert found[1]["logp"] < -1.5
     settings = config.load(RunConfig, path, [f"model={{path: {tmp_path}/run}}"])
     assert settings.model.path == f"{tmp_path}/run"
