@@ -108,7 +108,7 @@ run_gate() {
   # Otherwise pyright asks the network whether there is a newer one.
   PYRIGHT_PYTHON_IGNORE_WARNINGS=1 "$venv/bin/pyright"
   "$venv/bin/shellcheck" launch/*.sh .ci/run
-  exec "$venv/bin/python" -m pytest "$@"
+  exec "$venv/bin/python" -m pytest -n auto --dist worksteal "$@"
 }
 
 case "${1:-}" in

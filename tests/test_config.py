@@ -183,8 +183,14 @@ def test_everything_that_is_wrong_is_said_at_once(load):
 
 
 def test_a_missing_setting_is_named(load):
-    with pytest.raises(ValueError, match=r"model\.path is missing; set it in the file"):
-        load("model: {dtype: float32}", section=config.RunConfig)
+    with pytest.raises(ValueError, match=r"model is missing; set it in the file"):
+        load("seed: 1", section=config.RunConfig)
+
+
+@pytest.mark.parametrize("model", ["{dtype: float32}", "{path: m, random: {}}"])
+def test_a_model_has_one_source(load, model):
+    with pytest.raises(ValueError, match="give exactly one of path and random"):
+        load(f"model: {model}", section=config.RunConfig)
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path):

@@ -277,18 +277,25 @@ def test_arguments_folder_and_status_are_the_commands_own(installed, tmp_path):
     assert out == f"{tmp_path} {given}\n"
 
 
-@pytest.mark.parametrize(("script", "first"), [("launch/local.sh", ["test"]), (".ci/run", [])])
-def test_the_gate_runs_each_check_and_hands_its_arguments_to_pytest(installed, script, first):
+WORKERS = "-n auto --dist worksteal".split()
+
+
+@pytest.mark.parametrize(
+    ("script", "first", "more"),
+    [("launch/local.sh", ["test"], []), (".ci/run", [], ["-m", ""])],
+)
+def test_the_gate_runs_each_check_and_hands_its_arguments_to_pytest(installed, script, first, more):
     status, out, err = installed.run(*first, "-k", "a or b", script=script, cwd=installed.path)
     assert status == 0, err
     ran = [line for line in installed.calls() if not line.startswith("uv ")]
-    assert ran == [*CHECKS, "pytest -k a or b"]
+    arguments = [*WORKERS, *more, "-k", "a or b"]
+    assert ran == [*CHECKS, " ".join(["pytest", *arguments])]
     assert out.splitlines() == [
-        f"{installed.root} {arguments}" for arguments in ([*check.split()[1:]] for check in CHECKS)
-    ] + [f"{installed.root} ['-k', 'a or b']"]
+        f"{installed.root} {given}" for given in ([*check.split()[1:]] for check in CHECKS)
+    ] + [f"{installed.root} {arguments}"]
 
 
-@pytest.mark.parametrize("check", [*CHECKS, "pytest -x"])
+@pytest.mark.parametrize("check", [*CHECKS, " ".join(["pytest", *WORKERS, "-x"])])
 def test_a_failing_check_fails_the_gate(installed, check):
     (installed.root / "failing").write_text(check)
     assert installed.run("test", "-x", script="launch/local.sh")[0] == 3

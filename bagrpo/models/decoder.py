@@ -175,14 +175,16 @@ class Decoder(nnx.Module):
             x_BTD, _ = jax.lax.scan(layer, x_BTD, (weights, rope_L, window_L))
             return _norm(x_BTD, self.norm[...], arch), None
 
-        kvs = []
+        keys, values = [], []
         for index in range(arch.layers):
             scanned = _at(weights, index), arch.layer_ropes[index], arch.windows[index]
             kv = None if cache is None else (cache.k_BKHS[index], cache.v_BKSH[index])
             x_BTD, kv = layer(x_BTD, scanned, kv)
-            kvs.append(kv)
-        if cache is not None or keep:
-            cache = Cache(*zip(*kvs, strict=True), k_position_BS)
+            if kv is not None:
+                keys.append(kv[0])
+                values.append(kv[1])
+        if keys:
+            cache = Cache(tuple(keys), tuple(values), k_position_BS)
         return _norm(x_BTD, self.norm[...], arch), cache
 
 

@@ -71,6 +71,8 @@ class Programs:
         self._whole = sharding.replicated(mesh)
         self._rows = sharding.row_sharding(mesh)
         self._compiled: dict[Key, Any] = {}
+        self.separate = jax.jit(self._separated, out_shardings=self._weight_shardings())
+        """The trainer's parameters with one dict a layer, laid out for sampling."""
 
     @property
     def compilations(self) -> int:
@@ -96,14 +98,17 @@ class Programs:
             Bytes on each device of every program, by name: arguments, results and scratch.
         """
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            programs = list(pool.map(self.program, self.keys()))
+            programs = list(pool.map(self._program, self.keys()))
         return {
             " ".join(map(str, key)): _bytes(program)
             for key, program in zip(self.keys(), programs, strict=True)
         }
 
-    def program(self, key: Key) -> Callable[..., Any]:
-        """The program, compiled now if it wasn't before."""
+    def run(self, key: Key, *arguments: Any) -> Any:
+        """What the program returns, compiled now if it wasn't before."""
+        return self._program(key)(*arguments)
+
+    def _program(self, key: Key) -> Any:
         if key not in self._compiled:
             kind, *sizes = key
             function, arguments, where, out, donated = _KINDS[kind](self, *sizes)
@@ -113,11 +118,6 @@ class Programs:
                 )
                 self._compiled[key] = jitted.lower(*arguments).compile()
         return self._compiled[key]
-
-    def separate(self, params: model_params.Params) -> model_params.Params:
-        """Parameters with one dict a layer, laid out for sampling, matrices in the compute dtype."""
-        with jax.set_mesh(self.mesh):
-            return jax.jit(self._separated, out_shardings=self._weight_shardings())(params)
 
     def _separated(self, params: model_params.Params) -> model_params.Params:
         def layer(index: int) -> Callable[[Any, Any], Any]:
@@ -159,9 +159,9 @@ class Programs:
         return slots.Slots(self._cache_shardings(ROWS), rows, rows, rows, rows)
 
     def _cache_shardings(self, axis: Any) -> Cache:
-        layers = (NamedSharding(self.mesh, PartitionSpec(axis, self._heads)),) * self.arch.layers
+        layer: Any = NamedSharding(self.mesh, PartitionSpec(axis, self._heads))
         place: Any = NamedSharding(self.mesh, PartitionSpec(axis))
-        return Cache(layers, layers, place)
+        return Cache((layer,) * self.arch.layers, (layer,) * self.arch.layers, place)
 
     def _empty(self, B: int):
         function = functools.partial(
@@ -172,7 +172,7 @@ class Programs:
     def _prefill(self, T: int):
         P = self.prefill_rows
         function = functools.partial(decode.prefill, arch=self.arch, compute=self.compute)
-        arguments = (self._abstract_weights(), _ints(P, T), _ints(P))
+        arguments = (self._abstract_weights(), _abstract(P, T), _abstract(P))
         where = (self._weight_shardings(), self._whole, self._whole)
         return function, arguments, where, self._cache_shardings(None), ()
 
@@ -184,13 +184,13 @@ class Programs:
             tokens_PT,
             length_P,
         )
-        unsigned = jax.ShapeDtypeStruct((B,), jnp.uint32)
-        entrants = slots.Entrants(_ints(), *[_ints(B)] * 5, unsigned, unsigned)
+        ints, unsigned = _abstract(B), _abstract(B, dtype=jnp.uint32)
+        entrants = slots.Entrants(_abstract(), ints, ints, ints, ints, ints, unsigned, unsigned)
         arguments = (
             self._abstract_slots(B, S),
             prefilled,
             entrants,
-            jax.ShapeDtypeStruct((3,), jnp.uint32),
+            _abstract(3, dtype=jnp.uint32),
         )
         place = self._slot_shardings()
         where = (place, self._cache_shardings(None), self._whole, self._whole)
@@ -198,7 +198,7 @@ class Programs:
 
     def _gather(self, B: int, S: int, to: int):
         place = self._slot_shardings()
-        arguments = (self._abstract_slots(B, S), _ints(to))
+        arguments = (self._abstract_slots(B, S), _abstract(to))
         return slots.gather, arguments, (place, self._whole), place, ()
 
     def _stretch(self, B: int, S: int, to: int):
@@ -210,12 +210,12 @@ class Programs:
         function = functools.partial(
             decode.decode, arch=self.arch, compute=self.compute, steps=self.steps
         )
-        real = jax.ShapeDtypeStruct((), jnp.float32)
-        limits = decode.Limits(_ints(MAX_EOS), jax.ShapeDtypeStruct((B,), jnp.bool), _ints())
+        real = _abstract(dtype=jnp.float32)
+        limits = decode.Limits(_abstract(MAX_EOS), _abstract(B, dtype=jnp.bool), _abstract())
         arguments = (
             self._abstract_weights(),
             self._abstract_slots(B, S),
-            Shape(real, _ints(), real, real),
+            Shape(real, _abstract(), real, real),
             limits,
         )
         place = self._slot_shardings()
@@ -223,8 +223,8 @@ class Programs:
         return function, arguments, where, (place, self._whole), 1
 
 
-def _ints(*shape: int) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, jnp.int32)
+def _abstract(*shape: int, dtype: Any = jnp.int32) -> Any:
+    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def _halves(longest: int, shortest: int) -> list[int]:

@@ -73,13 +73,13 @@ class Session:
         self.eos_ids, self.limit, self.tokenizer = frozenset(eos_ids), limit, tokenizer
         self.stop, self.seed_3 = sampling.stop, seed_3
         self.shape = Shape(
-            np.float32(sampling.temperature),
-            np.int32(sampling.top_k or 0),
-            np.float32(sampling.top_p),
-            np.float32(sampling.min_p),
+            _host(sampling.temperature, np.float32),
+            _host(sampling.top_k or 0, np.int32),
+            _host(sampling.top_p, np.float32),
+            _host(sampling.min_p, np.float32),
         )
-        self.eos_E = np.full(MAX_EOS, -1, np.int32)
-        self.eos_E[: len(eos_ids)] = eos_ids
+        padded = [*eos_ids, *[-1] * (MAX_EOS - len(eos_ids))]
+        self.eos_E = _host(padded, np.int32)
         self.queue = [(r, g) for r, request in enumerate(requests) for g in range(request.samples)]
         self.queue.reverse()  # the next is the last
         self.prefilled: Any = None
@@ -92,7 +92,7 @@ class Session:
         wanted, sizes = len(self.queue), self.programs.slots
         self.rows: list[_Row | None] = [None] * next((B for B in sizes if wanted <= B), sizes[-1])
         self.positions = self.programs.positions[0]
-        self.slots = self._call("empty", len(self.rows))
+        self.slots = self.programs.run(("empty", len(self.rows)))
         finished: list[Finished] = []
         while self.queue or any(self.rows):
             entrants = self._assign()
@@ -123,9 +123,8 @@ class Session:
         while not self.queue and (to := self._fewer_rows()) >= len(live):
             index_B = np.full(to, -1, np.int32)
             index_B[: len(live)] = live
-            self.slots = self._call(
-                "gather", len(self.rows), self.positions, to, self.slots, index_B
-            )
+            key = "gather", len(self.rows), self.positions, to
+            self.slots = self.programs.run(key, self.slots, index_B)
             self.rows = [self.rows[b] if b >= 0 else None for b in index_B]
             live = list(range(len(live)))
 
@@ -136,7 +135,8 @@ class Session:
         while self.positions != target:
             toward = 1 if target > self.positions else -1
             to = sizes[sizes.index(self.positions) + toward]
-            self.slots = self._call("stretch", len(self.rows), self.positions, to, self.slots)
+            key = "stretch", len(self.rows), self.positions, to
+            self.slots = self.programs.run(key, self.slots)
             self.positions = to
 
     def _fewer_rows(self) -> int:
@@ -165,20 +165,21 @@ class Session:
             length_P[p] = len(prompt)
         self.sources = {first + p: p for p in range(len(prompts))}
         self.prefilled = None  # before its successor takes memory
-        self.prefilled = self._call("prefill", T, self.weights, tokens_PT, length_P)
+        self.prefilled = self.programs.run(("prefill", T), self.weights, tokens_PT, length_P)
         self.prompt_positions = T
 
     def _enter(self, batch: Sequence[int]) -> None:
         """Copy prefilled prompts to these slots."""
         B = len(self.rows)
-        fields = {
-            field.name: np.zeros(
-                B, np.uint32 if field.name in ("problem_B", "sample_B") else np.int32
-            )
-            for field in dataclasses.fields(Entrants)
-            if field.name != "count"
+        fields: dict[str, Any] = {
+            "row_B": np.full(B, B, np.int32),
+            "source_B": np.zeros(B, np.int32),
+            "token_B": np.zeros(B, np.int32),
+            "position_B": np.zeros(B, np.int32),
+            "left_B": np.zeros(B, np.int32),
+            "problem_B": np.zeros(B, np.uint32),
+            "sample_B": np.zeros(B, np.uint32),
         }
-        fields["row_B"][:] = B
         for i, b in enumerate(batch):
             row = self._row(b)
             request = self.requests[row.request]
@@ -189,30 +190,21 @@ class Session:
             fields["left_B"][i] = row.left
             fields["problem_B"][i] = request.problem
             fields["sample_B"][i] = row.sample
-        entrants: Any = Entrants(count=np.int32(len(batch)), **fields)  # type: ignore[arg-type]
-        self.slots = self._call(
-            "enter",
-            B,
-            self.positions,
-            self.prompt_positions,
-            self.slots,
-            self.prefilled,
-            entrants,
-            self.seed_3,
-        )
+        entrants = Entrants(count=_host(len(batch), np.int32), **fields)
+        key = "enter", B, self.positions, self.prompt_positions
+        self.slots = self.programs.run(key, self.slots, self.prefilled, entrants, self.seed_3)
 
     def _decode(self) -> Sampled:
         """Start the device on its next steps."""
-        alive_B = np.array([row is not None for row in self.rows])
+        alive_B = _host([row is not None for row in self.rows], bool)
         live = int(alive_B.sum())
         if self.queue:
             enough = max(0, live - self.programs.refill)
         else:
             enough = self._fewer_rows() if live > self._fewer_rows() else 0
-        limits: Any = Limits(self.eos_E, alive_B, np.int32(enough))  # type: ignore[arg-type]
-        self.slots, sampled = self._call(
-            "decode", len(self.rows), self.positions, self.weights, self.slots, self.shape, limits
-        )
+        limits = Limits(self.eos_E, alive_B, _host(enough, np.int32))
+        key = "decode", len(self.rows), self.positions
+        self.slots, sampled = self.programs.run(key, self.weights, self.slots, self.shape, limits)
         return sampled
 
     def _collect(self, sampled: Sampled) -> list[Finished]:
@@ -236,6 +228,7 @@ class Session:
         assert row is not None
         return row
 
-    def _call(self, kind: str, *sizes_and_arguments: Any) -> Any:
-        sizes = [x for x in sizes_and_arguments if isinstance(x, int)]
-        return self.programs.program((kind, *sizes))(*sizes_and_arguments[len(sizes) :])
+
+def _host(value: Any, dtype: Any) -> Any:
+    """An array of the host's, for a program that takes it to the devices."""
+    return np.asarray(value, dtype)

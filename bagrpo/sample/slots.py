@@ -135,38 +135,38 @@ def _copied(cache: Cache, prefilled: Cache, entrants: Entrants, heads: str | Non
     """Keys and values with the entrants' prompts in their rows."""
     old = cache.k_BKHS, cache.v_BKSH
     new = prefilled.k_BKHS, prefilled.v_BKSH
-    mesh = jax.sharding.get_abstract_mesh()
-    where = entrants.count, entrants.row_B, entrants.source_B
-    if mesh.empty:
-        return _copy_rows(old, new, *where, jnp.int32(0))
+    if jax.sharding.get_abstract_mesh().empty:
+        return _copy_rows(old, new, entrants, jnp.int32(0))
 
-    def local(old, new, *where):
+    def local(old, new, entrants):
         first = jax.lax.axis_index(ROWS) * old[0][0].shape[0]
-        return _copy_rows(old, new, *where, first)
+        return _copy_rows(old, new, entrants, first)
 
     rows, whole = PartitionSpec(ROWS, heads), PartitionSpec(None, heads)
-    nothing = PartitionSpec()
     sharded = jax.shard_map(
-        local, in_specs=(rows, whole, nothing, nothing, nothing), out_specs=rows, check_vma=False
+        local, in_specs=(rows, whole, PartitionSpec()), out_specs=rows, check_vma=False
     )
-    return sharded(old, new, *where)
+    return sharded(old, new, entrants)
 
 
-def _copy_rows(old, new, count, row_B, source_B, first):
-    """A loop over those that enter: a scatter would touch rows for all that don't as well."""
+def _copy_rows(old, new, entrants: Entrants, first):
+    """Copy to those of the rows, numbered from `first`, that are here.
+
+    A loop over those that enter: a scatter would touch rows for all that don't as well.
+    """
     rows = old[0][0].shape[0]
 
     def copy(index, old):
-        row = row_B[index] - first
+        row = entrants.row_B[index] - first
         here = (row >= 0) & (row < rows)
-        row = jnp.clip(row, 0, rows - 1)
+        row, source = jnp.clip(row, 0, rows - 1), entrants.source_B[index]
 
         def one(old, new):
             size = (1, *map(min, old.shape[1:], new.shape[1:]))
-            got = jax.lax.dynamic_slice(new, (source_B[index], 0, 0, 0), size)
+            got = jax.lax.dynamic_slice(new, (source, 0, 0, 0), size)
             kept = jax.lax.dynamic_slice(old, (row, 0, 0, 0), size)
             return jax.lax.dynamic_update_slice(old, jnp.where(here, got, kept), (row, 0, 0, 0))
 
         return jax.tree.map(one, old, new)
 
-    return jax.lax.fori_loop(0, count, copy, old)
+    return jax.lax.fori_loop(0, entrants.count, copy, old)

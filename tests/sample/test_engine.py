@@ -132,8 +132,15 @@ def test_all_of_an_id_keys_the_noise():
     assert len({tuple(tokens) for tokens in found.values()}) == 2
 
 
-@pytest.mark.parametrize("mesh", [(8, 1, 1), (2, 2, 2), (1, 2, 4)], ids=str)
-@pytest.mark.parametrize("name", ["qwen2", "qwen3_moe", "gemma3"])
+ON_MESHES = [
+    ("qwen2", (8, 1, 1)),
+    ("qwen2", (1, 2, 4)),  # more devices than key heads
+    ("gemma3", (2, 2, 2)),
+    ("qwen3_moe", (1, 4, 2)),
+]
+
+
+@pytest.mark.parametrize(("name", "mesh"), ON_MESHES, ids=str)
 def test_samples_are_the_same_on_every_mesh(name, mesh):
     wanted = requests(7, samples=3)
     options = {"slots": 16, "slot_buckets": (8, 16), "cache_buckets": (16, 40)}
@@ -143,7 +150,7 @@ def test_samples_are_the_same_on_every_mesh(name, mesh):
 
 
 def test_new_weights_take_effect():
-    arch, params = model("qwen2")
+    params = model("qwen2")[1]
     shared, wanted = engine(), requests(2)
     before = tokens(generate(shared, wanted, GREEDY))
     shared.load({**params, "embed": params["embed"][::-1]})
@@ -157,8 +164,8 @@ def test_once_compiled_nothing_compiles_again():
     jax.monitoring.register_event_duration_secs_listener(
         lambda event, _, **kwargs: compiled.append(event)
     )
-    shapes = {"slots": 8, "slot_buckets": (2, 4, 8), "cache_buckets": (16, 32, 48)}
-    fresh = engine("llama_tied", text=True, prompt_buckets=(8, 24), **shapes)
+    shapes = {"slots": 8, "slot_buckets": (3, 8), "cache_buckets": (16, 48)}
+    fresh = engine("llama_tied", text=True, **shapes)
     names = fresh.compile()
     assert all(size > 0 for size in names.values())
     settings = {
@@ -170,8 +177,10 @@ def test_once_compiled_nothing_compiles_again():
         "eos_ids": (5, 6, 7),
         "max_tokens": 3,
     }
-    list(fresh.generate(requests(1), Sampling(), seed=0, step=0))
+    params = model("llama_tied")[1]
+    fresh.load(params)
     compiled.clear()
+    fresh.load(params)
     for count in (1, 3, 9):
         list(fresh.generate(requests(count), Sampling(), seed=count, step=1))
     for name, value in settings.items():
@@ -209,24 +218,6 @@ def test_a_prompt_that_does_not_fit_is_refused(length):
 def test_what_cannot_be_sampled_is_refused(request_, sampling, named):
     with pytest.raises(ValueError, match=named):
         engine().generate([request_], sampling, seed=0, step=0)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("temperature", -0.1),
-        ("top_k", 0),
-        ("top_p", 0.0),
-        ("top_p", 1.1),
-        ("min_p", 1.5),
-        ("stop", ("a", "")),
-        ("eos_ids", tuple(range(9))),
-        ("max_tokens", 0),
-    ],
-)
-def test_sampling_out_of_range_is_refused_by_name(name, value):
-    with pytest.raises(ValueError, match=name):
-        Sampling(**{name: value})
 
 
 @pytest.mark.parametrize(
