@@ -208,7 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=_versions())
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, (run, add_arguments) in COMMANDS.items():
-        description = inspect.getdoc(run) or ""
+        description = (inspect.getdoc(run) or "").replace("%", "%%")
         command = commands.add_parser(
             name,
             help=description.partition("\n")[0],

@@ -121,11 +121,10 @@ class Session:
         """Go to the fewest rows and cache positions that hold the completions under way."""
         live = [b for b, row in enumerate(self.rows) if row is not None]
         while not self.queue and (to := self._fewer_rows()) >= len(live):
-            index_B = np.full(to, -1, np.int32)
-            index_B[: len(live)] = live
+            spare = [0] * (to - len(live))  # Any row: where nobody is, nothing is decoded.
             key = "gather", len(self.rows), self.positions, to
-            self.slots = self.programs.run(key, self.slots, index_B)
-            self.rows = [self.rows[b] if b >= 0 else None for b in index_B]
+            self.slots = self.programs.run(key, self.slots, _host([*live, *spare], np.int32))
+            self.rows = [*(self.rows[b] for b in live), *([None] * len(spare))]
             live = list(range(len(live)))
 
         steps = self.programs.steps

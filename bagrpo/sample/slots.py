@@ -102,9 +102,8 @@ def enter(
 
 
 def gather(slots: Slots, row_B: jax.Array) -> Slots:
-    """These rows of the slots, in this order; an idle one where the row is -1."""
-    taken = jax.tree.map(lambda x: jnp.take(x, jnp.maximum(row_B, 0), axis=0, mode="clip"), slots)
-    return dataclasses.replace(taken, left_B=jnp.where(row_B < 0, 0, taken.left_B))
+    """These rows of the slots, in this order."""
+    return jax.tree.map(lambda x: jnp.take(x, row_B, axis=0, mode="clip"), slots)
 
 
 def stretch(slots: Slots, *, positions: int) -> Slots:

@@ -53,11 +53,14 @@ def test_log_probs_of_truncated_and_greedy_samples_are_before_truncation():
 
 
 def test_bfloat16_samples_have_the_trainers_bfloat16_log_probs():
-    """Logits here are some 5 wide; at 8 bits (2^-9 of rounding), each is off by about 0.01."""
+    """Both are within 2 % of the logits' deviation of float32 (tests/models), so 4 % apart."""
     wanted = requests()
+    arch, params = model("qwen2")
+    row_1T = np.asarray([wanted[1].prompt], np.int32)
+    deviation = float(next_logits(params, arch, row_1T, np.int32(MAX_PROMPT)).std())
     found = generate(engine(dtype="bfloat16"), wanted, WARM)
     recomputed_, recorded = recomputed("qwen2", wanted, found, 1.3, dtype="bfloat16")
-    assert np.abs(recorded - recomputed_).mean() < 0.01
+    assert np.abs(recorded - recomputed_).mean() < 0.04 * deviation / 1.3
 
 
 def test_the_first_token_is_distributed_as_the_softmax_says():
