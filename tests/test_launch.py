@@ -277,7 +277,7 @@ def test_arguments_folder_and_status_are_the_commands_own(installed, tmp_path):
     assert out == f"{tmp_path} {given}\n"
 
 
-WORKERS = "-n auto --dist worksteal".split()
+WORKERS = ["-n", "auto", "--dist", "worksteal"]
 
 
 @pytest.mark.parametrize(

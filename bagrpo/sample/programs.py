@@ -7,6 +7,7 @@ or else when it is first needed. What varies from call to call is an argument, n
 from __future__ import annotations
 
 import functools
+import operator
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -120,24 +121,16 @@ class Programs:
         return self._compiled[key]
 
     def _separated(self, params: model_params.Params) -> model_params.Params:
-        def layer(index: int) -> Callable[[Any, Any], Any]:
-            def one(spec, stacked):
-                # Norms are computed in float32, from weights as precise as the trainer's.
-                dtype = stacked.dtype if spec.axes[-1] == "norm" else self.compute.dtype
-                return stacked[index].astype(dtype)
+        # Norms are computed in float32, from weights as precise as the trainer's.
+        def cast(spec: model_params.Spec, x: jax.Array) -> jax.Array:
+            return x.astype("float32" if spec.axes[-1] == "norm" else self.compute.dtype)
 
-            return one
-
-        specs = model_params.specs(self.arch)
-        rest = {name: x for name, x in params.items() if name != "blocks"}
-        rest = {
-            name: x if name == "norm" else x.astype(self.compute.dtype) for name, x in rest.items()
-        }
+        cast_ = jax.tree.map(cast, model_params.specs(self.arch), params)
         blocks = tuple(
-            jax.tree.map(layer(index), specs["blocks"], params["blocks"])
+            jax.tree.map(operator.itemgetter(index), cast_["blocks"])
             for index in range(self.arch.layers)
         )
-        return {**rest, "blocks": blocks}
+        return {**cast_, "blocks": blocks}
 
     def _weight_shardings(self) -> model_params.Params:
         specs = model_params.specs(self.arch)

@@ -128,6 +128,14 @@ def test_seed_step_stream_problem_and_sample_each_have_their_own_noise():
     assert len({tuple(tokens) for tokens in found}) == len(found) == 10
 
 
+def test_each_position_has_its_own_noise():
+    """So hot that all 320 tokens are about equally likely: 16 draws give 15.6 different ones."""
+    found = generate(engine(), requests(), Sampling(temperature=1e4))
+    different = [len(set(completion.tokens)) for completion in found.values()]
+    assert len(different) == 10
+    assert np.mean(different) >= 15
+
+
 def test_all_of_an_id_keys_the_noise():
     (request,) = requests(1, samples=1)
     high = dataclasses.replace(request, problem=request.problem + 2**31)
@@ -160,6 +168,18 @@ def test_new_weights_take_effect():
     other = tokens(generate(shared, wanted, GREEDY))
     shared.load(params)
     assert tokens(generate(shared, wanted, GREEDY)) == before != other
+
+
+def test_parameters_of_another_dtype_are_taken():
+    params = model("qwen2")[1]
+    rounded = jax.tree.map(lambda x: x.astype("bfloat16"), params)
+    shared, wanted = engine(), requests(2)
+    shared.load(rounded)
+    found = tokens(generate(shared, wanted, GREEDY))
+    shared.load(jax.tree.map(lambda x: x.astype("float32"), rounded))
+    want = tokens(generate(shared, wanted, GREEDY))
+    shared.load(params)
+    assert found == want
 
 
 def test_once_compiled_nothing_compiles_again():
