@@ -169,7 +169,9 @@ def barrier(name: str, seconds: float) -> None:
         multihost.get_barrier_sync_fn()(key=key, timeout_ms=int(seconds * 1000))
     except jax.errors.JaxRuntimeError as error:
         absent = re.search(r"timed out task names:\s*([\d\s]+)", str(error))
-        which = f"process {', '.join(absent[1].split())}" if absent else str(error)
+        which = str(error)
+        if absent:
+            which = f"process {', '.join(sorted(absent[1].split(), key=int))}"
         raise TimeoutError(
             f"process {jax.process_index()} on {socket.gethostname()} waited {seconds:g} s for "
             f"all {jax.process_count()} processes to reach {name!r}; not there: {which}"

@@ -9,7 +9,10 @@ os.environ["XLA_FLAGS"] = (
     + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=1"
 )
 
+import gc
+
 import jax
+import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -17,3 +20,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "error")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_programs():
+    """Compiled programs take memory maps, of which a process may have 65,530: thousands of tests
+    would end in a segmentation fault."""
+    yield
+    jax.clear_caches()
+    gc.collect()
