@@ -123,7 +123,7 @@ def sample(options: argparse.Namespace) -> None:
 
 
 def export(options: argparse.Namespace) -> None:
-    """Writes a run's checkpoint as a Hugging Face folder, which transformers and vLLM load.
+    """Writes a run's checkpoint as a Hugging Face folder, which transformers loads.
 
     TARGET is a run's folder, or a model as `model.path` names one, which converts it.
     """

@@ -56,7 +56,13 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
             f"mesh {sizes}: sizes must be positive, and at most one may be -1 (the rest)"
         )
     if free:
-        sizes[free[0]] = len(devices) // math.prod(s for s in sizes.values() if s != -1)
+        fixed = math.prod(size for size in sizes.values() if size != -1)
+        if len(devices) % fixed:
+            raise ValueError(
+                f"mesh {sizes}: {fixed} does not divide the {len(devices)} devices, so nothing is "
+                f"left for mesh.{free[0]}; change the other sizes"
+            )
+        sizes[free[0]] = len(devices) // fixed
     if math.prod(sizes.values()) != len(devices):
         raise ValueError(
             f"mesh {sizes} needs {math.prod(sizes.values())} devices and there are {len(devices)}; "

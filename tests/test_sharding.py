@@ -35,7 +35,7 @@ def test_minus_one_takes_the_rest_of_the_devices():
     ("sizes", "message"),
     [
         ({"data": 3, "fsdp": 1}, "needs 3 devices and there are 8"),
-        ({"data": 3}, "needs 6 devices and there are 8"),
+        ({"data": 3}, "3 does not divide the 8 devices, so nothing is left for mesh.fsdp"),
         ({"data": -1, "fsdp": -1}, "at most one may be -1"),
         ({"tensor": 0}, "must be positive"),
     ],
