@@ -275,10 +275,10 @@ def test_a_save_that_would_mix_two_runs_is_refused(three):
 
 
 def test_another_model_is_not_restored(whole):
-    other = tiny.trainer(arch=dataclasses.replace(tiny.ARCH, ffw=32))
-    # A matrix of the feed-forward network is (layers, embed, ffw) = (1, 32, 64) in the checkpoint.
+    other = tiny.trainer(arch=dataclasses.replace(tiny.ARCH, ffw=48))
+    # A matrix of the feed-forward network is (layers, embed, ffw) = (1, 16, 32) in the checkpoint.
     said = (
-        r"another model .* params/blocks/\w+ of shape \[1, .*64.*\] there is of \[1, .*32.*\] here"
+        r"another model .* params/blocks/\w+ of shape \[1, .*32.*\] there is of \[1, .*48.*\] here"
     )
     with pytest.raises(ValueError, match=said):
         restored(whole[0], None, other.abstract)
