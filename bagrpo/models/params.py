@@ -87,11 +87,6 @@ def _matrix(shape: tuple[int, ...], axes: tuple[str, ...], fan_in: int) -> Spec:
     return Spec(shape, axes, std=1 / math.sqrt(fan_in))
 
 
-def axes(arch: Architecture) -> dict[str, Any]:
-    """The meaning of every parameter's axes, as a nested dict of tuples of names."""
-    return jax.tree.map(lambda spec: spec.axes, specs(arch))
-
-
 def abstract(arch: Architecture, dtype: str = "float32") -> Params:
     """Shapes and dtype of every parameter, without any memory."""
     return jax.tree.map(

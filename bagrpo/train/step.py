@@ -8,7 +8,6 @@ created sharded. A program is compiled for each shape of micro-batch, before the
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -53,11 +52,10 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A compiled function, and what compiling it cost."""
+    """A compiled function and its name."""
 
     name: str
     compiled: jax.stages.Compiled
-    seconds: float
 
     @property
     def bytes(self) -> int:
@@ -191,12 +189,11 @@ class Trainer:
         leaves, structure = jax.tree.flatten(arguments)
         key = (name, structure, tuple((x.shape, x.dtype) for x in leaves))
         if key not in self.programs:
-            start = time.perf_counter()
             with jax.set_mesh(self.mesh):
                 compiled = self._functions[name].lower(*arguments).compile()
             batch = next((x for x in arguments if isinstance(x, Batch)), None)
             size = "" if batch is None else f" {batch.tokens_BT.shape} {batch.mask_BR.shape[1]}"
-            self.programs[key] = Program(name + size, compiled, time.perf_counter() - start)
+            self.programs[key] = Program(name + size, compiled)
         return self.programs[key]
 
     def _state_shardings(self, dtype: str) -> TrainState:
