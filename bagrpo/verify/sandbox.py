@@ -153,6 +153,8 @@ def _bubblewrap(limits: SandboxConfig) -> list[str]:
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         command += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
+    # First, since an environment may itself lie below it.
+    command += ["--perms", "1777", "--size", str(4 * limits.file_mb * MB), "--tmpfs", "/tmp"]
     # The interpreter, and the packages of its environment. Their parents would come with their own
     # permissions, and root's home would be closed to `_user`.
     prefixes = dict.fromkeys((sys.base_prefix, sys.prefix))
@@ -167,7 +169,6 @@ def _bubblewrap(limits: SandboxConfig) -> list[str]:
     for prefix in prefixes:
         command += ["--ro-bind", prefix, prefix]
     command += ["--proc", "/proc", "--dev", "/dev", "--remount-ro", "/dev"]
-    command += ["--perms", "1777", "--size", str(4 * limits.file_mb * MB), "--tmpfs", "/tmp"]
     return [*command, "--remount-ro", "/", "--chdir", "/tmp", "--"]
 
 
