@@ -139,6 +139,31 @@ def export(options: argparse.Namespace) -> None:
     sys.stdout.write(f"wrote {name} to {options.folder}\n")
 
 
+def bench(options: argparse.Namespace) -> None:
+    """Times the steps of a run on this machine: tokens/s, useful GFLOP/s, peak memory, by stage.
+
+    CONFIG is that of a run, which is neither resumed nor written. With sample.ignore_eos=true every
+    response is as long as batch.max_response, so that all machines and versions do the same work.
+    Memory is that of the fullest device; where the CPU is the device, of the process, without those
+    that verify.
+    """
+    import json
+
+    import rich.console
+
+    from bagrpo import config, distributed
+    from bagrpo.train import bench as benchmark
+
+    run = config.load(config.RunConfig, options.config, options.overrides)
+    distributed.initialize()
+    found = benchmark.bench(run, steps=options.steps)
+    if distributed.is_main():
+        rich.console.Console(highlight=False).print(benchmark.table(found))
+        if options.json:
+            Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+    distributed.finish()
+
+
 def _end_other_processes(reason: str) -> None:
     """An error here would leave the run's other processes waiting."""
     if "bagrpo.distributed" in sys.modules:
@@ -184,6 +209,18 @@ def _exports(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="FOLDER", help="to write")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="(that of the parameters)")
     parser.add_argument("--overwrite", action="store_true", help="also into a folder with files")
+
+
+def _benches(parser: argparse.ArgumentParser) -> None:
+    _takes_config(parser)
+    parser.add_argument("--steps", type=_positive, default=3, help="timed (%(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return int(text)
 
 
 def _step(text: str) -> int | str:
@@ -237,6 +274,7 @@ COMMANDS: dict[
     "eval": (evaluate, _evaluates),
     "sample": (sample, _samples),
     "export": (export, _exports),
+    "bench": (bench, _benches),
     "config": (show_config, _takes_config),
 }
 

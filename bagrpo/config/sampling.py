@@ -29,6 +29,8 @@ class SampleConfig(Section):
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """A completion ends with the token that completes one of these. The verified text is cut
     before it; the tokens are kept and trained."""
+    ignore_eos: bool = False
+    """Sample on past end-of-sequence tokens, until there is no room: for measuring."""
     slots: Positive = 64
     """Completions that are sampled at once, rounded up to the devices that share them."""
     slot_buckets: tuple[Positive, ...] = ()

@@ -160,6 +160,10 @@ class BatchConfig(Section):
     """Prompt lengths that rows are padded to, rising, `max_prompt` last; by default only that."""
     response_buckets: tuple[Positive, ...] = ()
     """Response lengths likewise; by default halves of `max_response` down to 32."""
+    share_prompt: Positive = 1
+    """Responses to a problem that an update reads behind one copy of their prompt, as if each had
+    its own; divides `group`. Saves the work on the other copies, and costs attention among all of
+    them: worth it where prompts are about as long as responses."""
     microbatch_tokens: Positive = 4096
     """Tokens of a device, padding included, that forward and backward pass take at once. Rows are
     sorted by length first; the result of a step does not depend on it."""
@@ -181,6 +185,12 @@ class BatchConfig(Section):
                 f"minibatches = {self.minibatches} must divide problems = {self.problems}: an "
                 "update takes whole groups"
             )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _shares(self) -> BatchConfig:
+        if self.group % self.share_prompt:
+            raise ValueError(f"share_prompt = {self.share_prompt} must divide group = {self.group}")
         return self
 
     @pydantic.model_validator(mode="after")

@@ -37,6 +37,8 @@ class Compute:
     """What the backward pass recomputes: nothing, each layer, or all but its matrix products."""
     logit_tokens: int = 1024
     """Tokens of a device whose logits exist at once."""
+    share_prompt: int = 1
+    """Consecutive rows of a batch whose prompt is read once."""
 
 
 @jax.tree_util.register_dataclass
@@ -66,7 +68,7 @@ def empty_cache(arch: Architecture, rows: int, slots: int, dtype: str = "float32
     )
 
 
-def forward(
+def forward(  # noqa: PLR0913 - the model's whole interface, in one place
     params: Params,
     arch: Architecture,
     tokens_BT: jax.Array,
@@ -76,6 +78,7 @@ def forward(
     cache: Cache | None = None,
     slot_BT: jax.Array | None = None,
     keep: bool = False,
+    branch_BT: jax.Array | None = None,
 ) -> tuple[jax.Array, Cache | None]:
     """Hidden states after the last norm.
 
@@ -89,32 +92,48 @@ def forward(
         slot_BT: with a cache, int32 slot that each token is written to; tokens whose slot lies
             outside of the cache are not written.
         keep: without a cache, return one of these tokens, in which token t has slot t.
+        branch_BT: without a cache, int32: a token sees those of branch 0 and of its own. So a row
+            can hold several continuations of one prompt.
 
     Returns:
         (B, T, D) in the compute dtype, and the cache with these tokens in it (None if there was
         none and none is to be kept).
     """
     return Decoder(arch, params)(
-        tokens_BT, position_BT, compute=compute, cache=cache, slot_BT=slot_BT, keep=keep
+        tokens_BT,
+        position_BT,
+        compute=compute,
+        cache=cache,
+        slot_BT=slot_BT,
+        keep=keep,
+        branch_BT=branch_BT,
     )
 
 
-def logits(params: Params, arch: Architecture, hidden: jax.Array) -> jax.Array:
-    """float32 logits (..., V) of hidden states (..., D), soft cap included."""
-    if arch.tied:
-        out = jnp.einsum(
-            "...D,VD->...V",
-            hidden,
-            params["embed"].astype(hidden.dtype),
-            preferred_element_type=jnp.float32,
-        )
-    else:
-        out = jnp.einsum(
-            "...D,DV->...V",
-            hidden,
-            params["head"].astype(hidden.dtype),
-            preferred_element_type=jnp.float32,
-        )
+def project(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """`x` (B, T, ...) times a weight, over all axes after T, as a product of two matrices.
+
+    As an einsum over B and T it would be the same, but XLA on CPU would transpose activations for
+    the weight's gradient, which takes half as long again.
+
+    Args:
+        x: its axes after the first two are the weight's first ones.
+        weight: the axes it has besides become those of the result after B and T.
+    """
+    B, T, *contracted = x.shape
+    width, out = math.prod(contracted), weight.shape[len(contracted) :]
+    return (x.reshape(B * T, width) @ weight.reshape(width, -1)).reshape(B, T, *out)
+
+
+def logits(params: Params, arch: Architecture, hidden_BTD: jax.Array) -> jax.Array:
+    """float32 logits (B, T, V) of hidden states (B, T, D), soft cap included."""
+    name, axes = ("embed", "VD") if arch.tied else ("head", "DV")
+    head = params[name].astype(hidden_BTD.dtype)
+    B, T, D = hidden_BTD.shape
+    out_MV = jnp.einsum(
+        f"MD,{axes}->MV", hidden_BTD.reshape(B * T, D), head, preferred_element_type=jnp.float32
+    )
+    out = out_MV.reshape(B, T, -1)
     if arch.final_softcap is not None:
         cap = jnp.float32(arch.final_softcap)
         out = cap * jnp.tanh(out / cap)
@@ -139,6 +158,7 @@ class Decoder(nnx.Module):
         cache: Cache | None = None,
         slot_BT: jax.Array | None = None,
         keep: bool = False,
+        branch_BT: jax.Array | None = None,
     ) -> tuple[jax.Array, Cache | None]:
         """See `forward`."""
         arch = self.arch
@@ -150,15 +170,22 @@ class Decoder(nnx.Module):
         k_position_BS = position_BT
         if cache is not None:
             k_position_BS = _written(cache.position_BS, slot_BT, position_BT)
+        related_BTS = None
+        if branch_BT is not None:
+            q, k = branch_BT[:, :, None], branch_BT[:, None]
+            related_BTS = (k == 0) | (k == q)
 
         def layer(x_BTD, scanned, kv=None):
             weights, rope_index, window = scanned
             block = Block(arch, compute, weights)
+            visible_BTS = visible(position_BT, k_position_BS, window)
+            if related_BTS is not None:
+                visible_BTS &= related_BTS
             x_BTD, kv = block(
                 x_BTD,
                 cos[rope_index],
                 sin[rope_index],
-                visible_BTS=visible(position_BT, k_position_BS, window),
+                visible_BTS=visible_BTS,
                 kv=kv,
                 slot_BT=slot_BT,
                 keep=keep,
@@ -222,9 +249,9 @@ class Block(nnx.Module):
     def attention(self, x_BTD, cos, sin, visible_BTS, kv, slot_BT, keep):
         """Self-attention over the tokens given, or over the cache."""
         arch = self.arch
-        q_BTNH = jnp.einsum("BTD,DNH->BTNH", x_BTD, self._weight("q"))
-        k_BTKH = jnp.einsum("BTD,DKH->BTKH", x_BTD, self._weight("k"))
-        v_BTKH = jnp.einsum("BTD,DKH->BTKH", x_BTD, self._weight("v"))
+        q_BTNH = project(x_BTD, self._weight("q"))
+        k_BTKH = project(x_BTD, self._weight("k"))
+        v_BTKH = project(x_BTD, self._weight("v"))
         if arch.qkv_bias:
             q_BTNH = q_BTNH + self._weight("q_bias")[None, None]
             k_BTKH = k_BTKH + self._weight("k_bias")[None, None]
@@ -246,18 +273,15 @@ class Block(nnx.Module):
             kv = _written(kv[0], slot_BT, k_BTKH, axis=3), _written(kv[1], slot_BT, v_BTKH, axis=2)
             k_BKHS, v_BKSH = (x.astype(x_BTD.dtype) for x in kv)
             out_BTNH = attend(q_BTNH, k_BKHS, v_BKSH, axes=("BKHS", "BKSH"), **scores)
-        # Over (N, H) in the order of memory: einsum would take (H, N) and transpose the weight.
-        return jnp.tensordot(out_BTNH, self._weight("o"), axes=2), kv
+        return project(out_BTNH, self._weight("o")), kv
 
     def feed_forward(self, x_BTD):
         """The gated feed-forward, or the mixture of experts."""
         gate, up, down = self._weight("gate"), self._weight("up"), self._weight("down")
         if self.arch.experts:
             return mixture(self.arch, x_BTD, self._weight("router"), gate, up, down)
-        gate_BTF = jnp.einsum("BTD,DF->BTF", x_BTD, gate)
-        up_BTF = jnp.einsum("BTD,DF->BTF", x_BTD, up)
-        hidden_BTF = ACTIVATIONS[self.arch.activation](gate_BTF) * up_BTF
-        return jnp.einsum("BTF,FD->BTD", hidden_BTF, down)
+        gate_BTF, up_BTF = project(x_BTD, gate), project(x_BTD, up)
+        return project(ACTIVATIONS[self.arch.activation](gate_BTF) * up_BTF, down)
 
     def _weight(self, name: str) -> jax.Array:
         return self.weights[name][...].astype(self.compute.dtype)

@@ -33,10 +33,15 @@ def response_logps(
 ) -> tuple[jax.Array, jax.Array]:
     """Log-prob of every response token and entropy of the distribution it was drawn from, in nats.
 
+    With `compute.share_prompt` above 1 so many consecutive rows must have one prompt, and the model
+    reads that of the first of them only. Their responses follow one another behind it, at the
+    positions that each has alone, and do not see each other.
+
     Args:
         params: as `models.params` declares them.
         arch: the architecture they belong to.
-        tokens_BT: int32, each row a prompt and right after it a response; padding may be anything.
+        tokens_BT: int32, each row a prompt of at most T - R tokens and right after it a response;
+            padding may be anything.
         prompt_B: int32 prompt tokens of each row.
         mask_BR: bool, which response positions are wanted; the others get 0.
         temperature: logits are divided by it; 0 < temperature.
@@ -46,16 +51,32 @@ def response_logps(
     Returns:
         logp_BR and entropy_BR, float32.
     """
-    T, R = tokens_BT.shape[1], mask_BR.shape[1]
-    position_1T = jnp.arange(T, dtype=jnp.int32)[None]
-    response_BR = prompt_B[:, None] + jnp.arange(R, dtype=jnp.int32)[None]
-    last_B = jnp.where(mask_BR, response_BR, 0).max(axis=1)
-    position_BT = jnp.where(position_1T <= last_B[:, None], position_1T, -1)
-    hidden_BTD, _ = forward(params, arch, tokens_BT, position_BT, compute=compute)
+    (B, T), R = tokens_BT.shape, mask_BR.shape[1]
+    share = compute.share_prompt
+    P, packs = T - R, B // share
+    prompt_p, place_1P = prompt_B[::share], jnp.arange(P, dtype=jnp.int32)[None]
+    place_BR = prompt_B[:, None] + jnp.arange(R, dtype=jnp.int32)[None]
+    last_B1 = jnp.where(mask_BR, place_BR, 0).max(axis=1, keepdims=True)
+    place_BR = jnp.where(place_BR <= last_B1, place_BR, -1)
+    target_BR = jnp.take_along_axis(tokens_BT, jnp.maximum(place_BR, 0), axis=1)
 
-    response_BR = jnp.where(mask_BR, response_BR, 1)
-    hidden_BRD = jnp.take_along_axis(hidden_BTD, (response_BR - 1)[:, :, None], axis=1)
-    target_BR = jnp.take_along_axis(tokens_BT, response_BR, axis=1)
+    def packed(prompt_pP: jax.Array, response_BR: jax.Array) -> jax.Array:
+        return jnp.concatenate([prompt_pP, response_BR.reshape(packs, share * R)], axis=1)
+
+    branch_B1 = jnp.arange(B, dtype=jnp.int32)[:, None] % share + 1
+    hidden_pMD, _ = forward(
+        params,
+        arch,
+        packed(tokens_BT[::share, :P], target_BR),
+        packed(jnp.where(place_1P < prompt_p[:, None], place_1P, -1), place_BR),
+        compute=compute,
+        branch_BT=packed(jnp.zeros((packs, P), jnp.int32), jnp.tile(branch_B1, (1, R))),
+    )
+    # A response's first token is predicted by the prompt's last, the others by those before them.
+    first_p1D = jnp.take_along_axis(hidden_pMD, (prompt_p - 1)[:, None, None], axis=1)
+    hidden_BRD = hidden_pMD[:, P:].reshape(B, R, -1)
+    first_B1D = jnp.repeat(first_p1D, share, axis=0)
+    hidden_BRD = jnp.concatenate([first_B1D, hidden_BRD[:, :-1]], axis=1)
     logp_BR, entropy_BR = token_logps(
         params,
         arch,

@@ -69,4 +69,5 @@ class Sampling:
             top_p=config.top_p,
             min_p=config.min_p,
             stop=config.stop,
+            eos_ids=() if config.ignore_eos else None,
         )

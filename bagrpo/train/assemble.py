@@ -45,6 +45,8 @@ class Shape:
     prompt: int
     response: int
     rows: int
+    share: int = 1
+    """Consecutive rows that are read behind one copy of their prompt."""
 
     @property
     def positions(self) -> int:
@@ -74,21 +76,28 @@ def shapes(config: BatchConfig, row_shards: int) -> list[Shape]:
         config: lengths and tokens per device.
         row_shards: devices that rows are split over; a micro-batch has a multiple of it.
     """
-    total = -(-config.update_rows // row_shards) * row_shards
+    share = config.share_prompt
+    total = -(-config.update_rows // (share * row_shards))
     found = []
     for prompt in prompt_buckets(config):
         for response in response_buckets(config):
-            rows = max(1, config.microbatch_tokens // (prompt + response)) * row_shards
-            found.append(Shape(prompt, response, min(rows, total)))
+            packs = max(1, config.microbatch_tokens // (prompt + share * response))
+            rows = min(packs, total) * share * row_shards
+            found.append(Shape(prompt, response, rows, share))
     return found
+
+
+Places = dict[int, int]
+"""Row of a micro-batch -> index of what stands there, rows rising; the others are empty."""
 
 
 def cut(
     rows: Sequence[Row], config: BatchConfig, row_shards: int
-) -> Iterator[tuple[Shape, list[int]]]:
-    """Which rows go together: the shape of each micro-batch and the indices of its rows.
+) -> Iterator[tuple[Shape, Places]]:
+    """Which rows go together: the shape of each micro-batch and where in it they stand.
 
-    The longest come first, so that what doesn't fit in memory shows at once.
+    The longest come first, so that what doesn't fit in memory shows at once. Where prompts are
+    shared, each `share_prompt` places in turn have rows of one prompt, of about the same length.
 
     Raises:
         ValueError: if a row has no prompt, or is longer than the longest bucket.
@@ -96,22 +105,41 @@ def cut(
     for index, row in enumerate(rows):
         _check_length(index, "prompt", len(row.prompt), 1, config.max_prompt)
         _check_length(index, "response", len(row.response), 0, config.max_response)
-    prompt_B = [_bucket(prompt_buckets(config), len(row.prompt)) for row in rows]
-    response_B = [_bucket(response_buckets(config), len(row.response)) for row in rows]
     limit = {(s.prompt, s.response): s for s in shapes(config, row_shards)}
-    taken: list[int] = []
+    packs = [(_least_shape(pack, rows, config), pack) for pack in _packs(rows, config)]
+    taken: list[list[int]] = []
     shape = None
-    for i in sorted(range(len(rows)), key=lambda i: (-response_B[i], -prompt_B[i], i)):
-        grown = limit[prompt_B[i], response_B[i]]
+    for (prompt, response), pack in sorted(packs, key=lambda p: (-p[0][1], -p[0][0], p[1])):
+        grown = limit[prompt, response]
         if shape is not None:
-            grown = limit[max(shape.prompt, grown.prompt), shape.response]
-            if len(taken) >= grown.rows:
-                yield shape, taken
-                taken, grown = [], limit[prompt_B[i], response_B[i]]
-        taken.append(i)
+            grown = limit[max(shape.prompt, prompt), shape.response]
+            if len(taken) >= grown.rows // grown.share:
+                yield shape, _places(taken, shape.share)
+                taken, grown = [], limit[prompt, response]
+        taken.append(pack)
         shape = grown
     if shape is not None:
-        yield shape, taken
+        yield shape, _places(taken, shape.share)
+
+
+def _places(packs: Sequence[Sequence[int]], share: int) -> Places:
+    return {p * share + b: i for p, pack in enumerate(packs) for b, i in enumerate(pack)}
+
+
+def _packs(rows: Sequence[Row], config: BatchConfig) -> list[list[int]]:
+    """Indices of up to `share_prompt` rows each, of one prompt and about the same length."""
+    share = config.share_prompt
+    alike: dict[tuple[int, ...], list[int]] = {}
+    for i in sorted(range(len(rows)), key=lambda i: (-len(rows[i].response), i)):
+        alike.setdefault(tuple(rows[i].prompt) if share > 1 else (i,), []).append(i)
+    return [same[i : i + share] for same in alike.values() for i in range(0, len(same), share)]
+
+
+def _least_shape(pack: Sequence[int], rows: Sequence[Row], config: BatchConfig) -> tuple[int, int]:
+    """Buckets of prompt and response that hold these rows."""
+    prompt = len(rows[pack[0]].prompt)
+    response = max(len(rows[i].response) for i in pack)
+    return _bucket(prompt_buckets(config), prompt), _bucket(response_buckets(config), response)
 
 
 def microbatches(
@@ -119,7 +147,7 @@ def microbatches(
     algorithm: AlgorithmConfig,
     config: BatchConfig,
     row_shards: int,
-) -> list[tuple[Batch, list[int]]]:
+) -> list[tuple[Batch, Places]]:
     """A step's rows as micro-batches whose losses add up to the loss of all of them.
 
     Args:
@@ -129,14 +157,14 @@ def microbatches(
         row_shards: devices that rows are split over.
 
     Returns:
-        Batches of numpy arrays, whose rows beyond those given are empty, and the indices of the
+        Batches of numpy arrays, whose rows beyond those given are empty, and the places of the
         rows in each.
     """
     aggregated = aggregation_rows(rows, config)
     weight_BR, regular_BR = jax.device_get(weights(aggregated, algorithm))
     return [
-        (_batch(rows, indices, shape, weight_BR, regular_BR), indices)
-        for shape, indices in cut(rows, config, row_shards)
+        (_batch(rows, places, shape, weight_BR, regular_BR), places)
+        for shape, places in cut(rows, config, row_shards)
     ]
 
 
@@ -159,13 +187,13 @@ def aggregation_rows(rows: Sequence[Row], config: BatchConfig) -> Rows:
 
 
 def token_arrays(
-    rows: Sequence[Row], indices: Sequence[int], shape: Shape
+    rows: Sequence[Row], places: Places, shape: Shape
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """tokens_BT, prompt_B and mask_BR of the rows named, filtered ones included."""
     tokens_BT = np.zeros((shape.rows, shape.positions), np.int32)
     prompt_B = np.ones(shape.rows, np.int32)
     mask_BR = np.zeros((shape.rows, shape.response), bool)
-    for b, i in enumerate(indices):
+    for b, i in places.items():
         prompt, response = rows[i].prompt, rows[i].response
         tokens_BT[b, : len(prompt) + len(response)] = [*prompt, *response]
         prompt_B[b] = len(prompt)
@@ -176,22 +204,22 @@ def token_arrays(
 def empty(shape: Shape, fields: Sequence[str]) -> Batch:
     """A batch without rows, of this shape and with these optional fields."""
     zeros_BR = np.zeros((shape.rows, shape.response), np.float32)
-    arrays: tuple[Any, ...] = (*token_arrays([], [], shape), zeros_BR[:, :1], zeros_BR)
+    arrays: tuple[Any, ...] = (*token_arrays([], {}, shape), zeros_BR[:, :1], zeros_BR)
     optional: dict[str, Any] = dict.fromkeys(fields, zeros_BR)
     return Batch(*arrays, **optional)
 
 
 def _batch(
     rows: Sequence[Row],
-    indices: Sequence[int],
+    places: Places,
     shape: Shape,
     weight_BR: np.ndarray,
     regular_BR: np.ndarray | None,
 ) -> Batch:
     B, R = shape.rows, shape.response
-    tokens_BT, prompt_B, mask_BR = token_arrays(rows, indices, shape)
+    tokens_BT, prompt_B, mask_BR = token_arrays(rows, places, shape)
     advantage_B1 = np.zeros((B, 1), np.float32)
-    for b, i in enumerate(indices):
+    for b, i in places.items():
         mask_BR[b] &= rows[i].trained
         advantage_B1[b] = rows[i].advantage
     fields: dict[str, Any] = {
@@ -199,28 +227,29 @@ def _batch(
         "prompt_B": prompt_B,
         "mask_BR": mask_BR,
         "advantage_B1": advantage_B1,
-        "weight_BR": _padded(weight_BR[indices, :R], B),
-        "regular_weight_BR": None if regular_BR is None else _padded(regular_BR[indices, :R], B),
-        "old_logp_BR": _ragged([rows[i].old_logps for i in indices], B, R),
-        "ref_logp_BR": _ragged([rows[i].ref_logps for i in indices], B, R),
-        "sampler_logp_BR": _ragged([rows[i].sampler_logps for i in indices], B, R),
+        "weight_BR": _placed(weight_BR, places, B, R),
+        "regular_weight_BR": None if regular_BR is None else _placed(regular_BR, places, B, R),
+        "old_logp_BR": _ragged({b: rows[i].old_logps for b, i in places.items()}, B, R),
+        "ref_logp_BR": _ragged({b: rows[i].ref_logps for b, i in places.items()}, B, R),
+        "sampler_logp_BR": _ragged({b: rows[i].sampler_logps for b, i in places.items()}, B, R),
     }
     return Batch(**fields)
 
 
-def _padded(array: np.ndarray, rows: int) -> np.ndarray:
-    return np.pad(array, ((0, rows - len(array)), (0, 0)))
+def _placed(array: np.ndarray, places: Places, B: int, R: int) -> np.ndarray:
+    out = np.zeros((B, R), array.dtype)
+    out[list(places)] = array[list(places.values()), :R]
+    return out
 
 
-def _ragged(lists: Sequence[Sequence[float] | None], B: int, R: int) -> np.ndarray | None:
-    present = [values is not None for values in lists]
-    if not any(present):
+def _ragged(lists: dict[int, Sequence[float] | None], B: int, R: int) -> np.ndarray | None:
+    present = {b: values for b, values in lists.items() if values is not None}
+    if not present:
         return None
-    if not all(present):
+    if len(present) < len(lists):
         raise ValueError("some rows of a step have old or reference log-probs and some have not")
     out = np.zeros((B, R), np.float32)
-    for b, values in enumerate(lists):
-        assert values is not None
+    for b, values in present.items():
         out[b, : len(values)] = values
     return out
 

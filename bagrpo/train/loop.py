@@ -45,6 +45,7 @@ def train(config: RunConfig) -> None:
     with prepare(config) as run, stop_on_signal() as stop_requested:
         checkpoints = Checkpoints(run.folder / CHECKPOINTS, config.checkpoint)
         state, step = run.begin(checkpoints)
+        run.describe()
         with contextlib.closing(checkpoints), contextlib.closing(Record(run, step)) as record:
             if step >= config.steps:
                 record.say(f"{run.folder} is complete: all its {step} steps are done")
@@ -71,21 +72,12 @@ def take_step(
     run: Run, state: TrainState, step: int
 ) -> tuple[TrainState, dict[str, float], list[Group]]:
     """Problems in, a better policy out."""
-    config, start = run.config, time.perf_counter()
-    groups, made, metrics = _imitate(run) if run.imitates else _explore(run, state, step)
+    start = time.perf_counter()
+    groups, metrics = ([], {}) if run.imitates else explore(run, state, step)
+    made = imitate(run) if run.imitates else judge(run, state, groups)
     begun = time.perf_counter()
-    updated: list[dict[str, float]] = []
-    for epoch in range(config.batch.epochs if made else 0):
-        for part in minibatches(made, config.batch.minibatches):
-            state, found = run.trainer.train_step(
-                state, part, temperature=config.sample.temperature or 1.0
-            )
-            _check_finite(found, step, epoch, part)
-            updated.append(found)
-    if not any(row.trained for row in made):
-        log.warning("step %d: every group was filtered out, so nothing was learnt", step)
-    metrics |= _mean_over_updates(updated)
-    metrics |= {
+    state, found = learn(run, state, made, step)
+    metrics |= found | {
         "time/update": time.perf_counter() - begun,
         "time/step": time.perf_counter() - start,
         "updates": float(state.updates),
@@ -95,8 +87,8 @@ def take_step(
     return state, metrics, groups
 
 
-def _explore(run: Run, state: TrainState, step: int):
-    """Stages 1 to 5 and 7: sampled completions become rows."""
+def explore(run: Run, state: TrainState, step: int) -> tuple[list[Group], dict[str, float]]:
+    """Stages 1 to 4: the policy's completions of the next problems, with their verdicts."""
     config, sampler = run.config, run.sampler
     assert sampler is not None
     sampler.engine.load(state.params)
@@ -110,15 +102,38 @@ def _explore(run: Run, state: TrainState, step: int):
         step=step,
     )
     sampler.engine.unload()
+    return groups, metrics
+
+
+def judge(run: Run, state: TrainState, groups: Sequence[Group]) -> list[Row]:
+    """Stages 5 and 7: rows with advantages, and with the log-probs that something needs."""
     old, reference = run.old_logps(state), run.reference_logps()
-    return groups, rows(groups, config.algorithm, old=old, reference=reference), metrics
+    return rows(groups, run.config.algorithm, old=old, reference=reference)
 
 
-def _imitate(run: Run):
-    """The same stages of a supervised run: worked solutions become rows."""
+def learn(
+    run: Run, state: TrainState, made: list[Row], step: int
+) -> tuple[TrainState, dict[str, float]]:
+    """Stages 6 and 8 to 10: all the updates of a step, and the means of their metrics."""
+    config = run.config
+    updated: list[dict[str, float]] = []
+    for epoch in range(config.batch.epochs if made else 0):
+        for part in minibatches(made, config.batch.minibatches):
+            state, found = run.trainer.train_step(
+                state, part, temperature=config.sample.temperature or 1.0
+            )
+            _check_finite(found, step, epoch, part)
+            updated.append(found)
+    if not any(row.trained for row in made):
+        log.warning("step %d: every group was filtered out, so nothing was learnt", step)
+    return state, _mean_over_updates(updated)
+
+
+def imitate(run: Run) -> list[Row]:
+    """The rows of a supervised step: worked solutions."""
     problems = run.stream.next_batch(run.config.batch.problems * run.config.batch.group)
     prompts = [run.prompter(problem.messages) for problem in problems]
-    return [], demonstrations(problems, prompts, run.source.tokenizer), {}
+    return demonstrations(problems, prompts, run.source.tokenizer)
 
 
 def minibatches(made: list[Row], count: int) -> list[list[Row]]:

@@ -39,7 +39,6 @@ class Run:
     """What a run is made of."""
 
     config: RunConfig
-    folder: Path
     mesh: Mesh
     source: Source
     trainer: Trainer
@@ -53,9 +52,22 @@ class Run:
     """None unless something needs it."""
 
     @property
+    def folder(self) -> Path:
+        """Where the run is written."""
+        assert self.config.folder is not None
+        return Path(self.config.folder)
+
+    @property
     def imitates(self) -> bool:
         """Whether this is a supervised run, on worked solutions."""
         return self.config.algorithm.surrogate == "likelihood"
+
+    def describe(self) -> None:
+        """Write the settings, and what describes the model, to the run's folder."""
+        if distributed.is_main():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / CONFIG).write_text(configuration.dump(self.config))
+            write_description(self.source, self.folder)
 
     def begin(self, checkpoints: Checkpoints) -> tuple[TrainState, int]:
         """The state to start from, and the steps done: the newest checkpoint's, or none.
@@ -152,8 +164,6 @@ def prepare(config: RunConfig) -> Iterator[Run]:
     Raises:
         ValueError: for settings, data or a model that cannot be used.
     """
-    assert config.folder is not None
-    folder = Path(config.folder)
     mesh = sharding.make_mesh(config.mesh)
     source = open_source(config.model, seed=config.seed)
     arch, prompter = source.architecture, Prompter(source.tokenizer, config.model.chat_template)
@@ -177,13 +187,8 @@ def prepare(config: RunConfig) -> Iterator[Run]:
         reference = None
         if config.algorithm.kl.coef:
             reference = source.load(mesh, config.model.param_dtype)
-        if distributed.is_main():
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / CONFIG).write_text(configuration.dump(config))
-            write_description(source, folder)
         yield Run(
             config,
-            folder,
             mesh,
             source,
             trainer,

@@ -96,7 +96,10 @@ class Trainer:
         self.arch, self.mesh, self.algorithm, self.batch = arch, mesh, algorithm, batch
         self.row_shards = sharding.row_shards(mesh)
         self.compute = Compute(
-            dtype=model.dtype, remat=model.remat, logit_tokens=model.logit_tokens
+            dtype=model.dtype,
+            remat=model.remat,
+            logit_tokens=model.logit_tokens,
+            share_prompt=batch.share_prompt,
         )
         self.schedule = schedule(optimizer_config, updates)
         self.optimizer = optimizer(optimizer_config, arch, updates)
@@ -160,10 +163,10 @@ class Trainer:
             ValueError: if a row is too long, or lacks what the algorithm needs.
         """
         grads, parts = self._run("zeros"), []
-        for batch, indices in microbatches(rows, self.algorithm, self.batch, self.row_shards):
+        for batch, places in microbatches(rows, self.algorithm, self.batch, self.row_shards):
             batch = sharding.put_rows(batch, self.mesh)
             grads, sums = self._run("gradient", state.params, grads, batch, np.float32(temperature))
-            parts.append((sums, indices))
+            parts.append((sums, places))
         state, metrics = self._run("update", state, grads)
         del grads
         metrics = {name: float(value) for name, value in metrics.items()}
@@ -174,10 +177,10 @@ class Trainer:
     ) -> list[np.ndarray]:
         """Log-probs of each row's response tokens, in nats: the old policy's or the reference's."""
         found: list[np.ndarray] = [np.zeros(0, np.float32)] * len(rows)
-        for shape, indices in cut(rows, self.batch, self.row_shards):
-            arrays = sharding.put_rows(token_arrays(rows, indices, shape), self.mesh)
+        for shape, places in cut(rows, self.batch, self.row_shards):
+            arrays = sharding.put_rows(token_arrays(rows, places, shape), self.mesh)
             logp_BR = np.asarray(self._run("logps", params, arrays, np.float32(temperature)))
-            for b, i in enumerate(indices):
+            for b, i in places.items():
                 found[i] = logp_BR[b, : len(rows[i].response)]
         return found
 
@@ -268,10 +271,10 @@ class Trainer:
         aggregated = aggregation_rows(rows, self.batch)
         total = len(aggregated.group_B)
         joined: dict[str, np.ndarray] = {}
-        for sums, indices in parts:
+        for sums, places in parts:
             for name, value in sums.items():
                 value = np.asarray(value)
                 joined.setdefault(name, np.zeros(total, value.dtype))
-                joined[name][indices] = value[: len(indices)]
+                joined[name][list(places.values())] = value[list(places)]
         found = diagnostics(aggregated, joined, self.algorithm)
         return {name: float(value) for name, value in found.items()}

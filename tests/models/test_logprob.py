@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from reference import expected, model, spelled
+from reference import NAMES, expected, model, spelled
 
 from bagrpo.models import params
 from bagrpo.models.decoder import Compute, forward, logits
@@ -44,6 +44,32 @@ def test_log_probs_and_entropies_are_those_of_the_whole_softmax(name, logit_toke
     )(weights, arch, *rest, temperature=0.7)
     for a, b in zip(found, plainly(arch, weights, *rest, 0.7), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_responses_behind_one_prompt_are_as_if_each_had_its_own(name):
+    """Six responses of 0 to 8 tokens to two prompts, of which one is shorter than its bucket."""
+    arch, weights = model(name)
+    random = np.random.default_rng(0)
+    length_B, prompt_B = np.array([8, 0, 3, 1, 8, 5]), jnp.array([4, 4, 4, 7, 7, 7], jnp.int32)
+    tokens_BT = random.integers(0, arch.vocab, (6, 15))
+    for first in (0, 3):
+        tokens_BT[first : first + 3, : prompt_B[first]] = tokens_BT[first, : prompt_B[first]]
+    mask_BR = jnp.asarray(np.arange(8) < length_B[:, None])
+    alone, together = (
+        response_logps(
+            weights,
+            arch,
+            jnp.asarray(tokens_BT, jnp.int32),
+            prompt_B,
+            mask_BR,
+            temperature=1.0,
+            compute=Compute(share_prompt=share),
+        )
+        for share in (1, 3)
+    )
+    for found, wanted in zip(together, alone, strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
 def test_padding_and_masked_positions_may_hold_anything():

@@ -84,7 +84,7 @@ def next_logits(params, arch, tokens_1T, length):
     place_1T = jnp.arange(tokens_1T.shape[1], dtype=jnp.int32)[None]
     place_1T = jnp.where(place_1T < length, place_1T, -1)
     hidden_1TD, _ = forward(params, arch, tokens_1T, place_1T, compute=Compute())
-    return logits(params, arch, hidden_1TD[0, length - 1])
+    return logits(params, arch, hidden_1TD[:, length - 1, None])[0, 0]
 
 
 def alone(name, prompt, steps=MAX_RESPONSE):

@@ -24,13 +24,39 @@ def test_every_row_is_in_one_microbatch_of_a_known_shape(row_shards):
     for seed in range(5):
         made = random_rows(seed)
         pieces = list(cut(made, MANY, row_shards))
-        assert sorted(i for _, indices in pieces for i in indices) == list(range(64))
-        for shape, indices in pieces:
+        assert sorted(i for _, places in pieces for i in places.values()) == list(range(64))
+        for shape, places in pieces:
             assert shape in known
             assert shape.rows % row_shards == 0
-            assert len(indices) <= shape.rows
-            assert all(len(made[i].prompt) <= shape.prompt for i in indices)
-            assert all(len(made[i].response) <= shape.response for i in indices)
+            assert max(places) < shape.rows
+            assert all(len(made[i].prompt) <= shape.prompt for i in places.values())
+            assert all(len(made[i].response) <= shape.response for i in places.values())
+
+
+@pytest.mark.parametrize("share", [2, 4])
+def test_rows_that_stand_together_have_one_prompt(share):
+    """Groups of 4, of which some rows are missing: a lot may have gaps, but never two prompts."""
+    config = MANY.model_copy(update={"share_prompt": share})
+    random = np.random.default_rng(0)
+    made = [
+        Row([i // 4] * 9, [2] * int(random.integers(0, 257)), group=i // 4)
+        for i in range(64)
+        if i % 7
+    ]
+    pieces = list(cut(made, config, 2))
+    assert sorted(i for _, places in pieces for i in places.values()) == list(range(len(made)))
+    for shape, places in pieces:
+        assert shape in shapes(config, 2)
+        assert shape.rows % (2 * share) == 0
+        for first in range(0, shape.rows, share):
+            lot = [made[places[b]] for b in range(first, first + share) if b in places]
+            assert len({row.group for row in lot}) <= 1
+            assert not lot or first in places  # whose prompt is read
+
+
+def test_sharing_must_divide_the_group():
+    with pytest.raises(ValueError, match="share_prompt = 3 must divide group = 4"):
+        batch_config(share_prompt=3)
 
 
 def test_shapes_hold_about_the_same_number_of_tokens():
@@ -55,15 +81,15 @@ def test_response_buckets_are_halves_of_the_longest():
 
 def test_a_batch_holds_each_row_where_the_loss_looks_for_it():
     made = rows()
-    for batch, indices in microbatches(made, ALL_TERMS, batch_config(), 1):
-        for b, i in enumerate(indices):
+    for batch, places in microbatches(made, ALL_TERMS, batch_config(), 1):
+        for b, i in places.items():
             row, length = made[i], len(made[i].response)
             start = batch.prompt_B[b]
             assert batch.tokens_BT[b, :start].tolist() == list(row.prompt)
             assert batch.tokens_BT[b, start : start + length].tolist() == list(row.response)
             assert batch.mask_BR[b].sum() == length * row.trained
             np.testing.assert_array_equal(batch.old_logp_BR[b, :length], np.float32(row.old_logps))
-        assert not batch.mask_BR[len(indices) :].any()
+        assert not batch.mask_BR[len(places) :].any()
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,24 @@ def test_an_update_does_not_depend_on_how_its_work_is_cut(surrogate):
                 assert found[rule][1][key] == pytest.approx(value, rel=2e-5, abs=1e-6), (name, key)
 
 
+@pytest.mark.parametrize("mesh", [(1, 1, 1), (1, 2, 2)])
+def test_an_update_does_not_depend_on_how_many_responses_share_a_prompt(mesh):
+    """Two prompts, one of three rows, so that one lot of two and both lots of four have gaps."""
+    made = [
+        dataclasses.replace(row, prompt=[5, 9, 2] if b < 4 else [7, 1, 1, 8, 3, 3, 4])
+        for b, row in enumerate(rows()[:7])
+    ]
+    whole = updates_by_rule(trainer(), made)
+    for share in (2, 4):
+        for rows_at_once in (1, 8):
+            batch = batch_config(share_prompt=share, microbatch_tokens=24 * rows_at_once)
+            found = updates_by_rule(trainer(mesh, batch=batch), made, batch)
+            for rule in RULES:
+                assert distance(found[rule][0], whole[rule][0]) < 1e-6, (share, rule)
+                for key, value in whole[rule][1].items():
+                    assert found[rule][1][key] == pytest.approx(value, rel=2e-5, abs=1e-6), key
+
+
 def test_what_stands_in_padding_changes_nothing(monkeypatch):
     """nan and inf wherever a batch has no response token, and ids that do not exist."""
     one = trainer()
