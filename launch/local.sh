@@ -120,6 +120,9 @@ case "${1:-}" in
     ;;
   *)
     set_up
+    # Large arrays in huge pages, where Linux leaves that to programs: an update on CPU takes about
+    # a seventh less time. Other systems ignore it.
+    export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
     exec "$venv/bin/bagrpo" "$@"
     ;;
 esac

@@ -53,6 +53,11 @@ class Shape:
         """T, positions of a row: a prompt and right after it a response."""
         return self.prompt + self.response
 
+    @property
+    def tokens(self) -> int:
+        """What the model reads of a micro-batch, padding included."""
+        return self.rows // self.share * (self.prompt + self.share * self.response)
+
 
 def prompt_buckets(config: BatchConfig) -> tuple[int, ...]:
     """Prompt lengths that rows are padded to."""

@@ -10,6 +10,7 @@ from bagrpo.config import RunConfig
 from bagrpo.models import flops
 from bagrpo.train import bench, memory
 
+PROMPT = [{"role": "user", "content": "a?"}]
 FULL = "sample.ignore_eos=true"
 
 
@@ -20,14 +21,15 @@ def measure(folder, *overrides, steps=2):
 
 
 def test_the_stages_are_counted_by_what_they_do(tmp_path, monkeypatch):
-    """Four prompts of 2 characters, four responses of 6 tokens to each; no token is cut off."""
-    archs = []
-    monkeypatch.setattr(bench, "_ceiling", lambda run: archs.append(run.source.architecture) or 2.0)
+    """Four prompts, and four responses of 6 tokens to each; no token is cut off."""
+    seen = []
+    monkeypatch.setattr(bench, "_ceiling", lambda run: seen.append(run) or 2.0)
     found = measure(tmp_path, FULL, "batch.share_prompt=2")
+    arch, prompt = seen[0].source.architecture, len(seen[0].prompter(PROMPT))
     assert list(found["stages"]) == ["rollout", "update", "step"]
     wanted = {
-        "rollout": 4 * flops.rollout(archs[0], 2, [6] * 4),
-        "update": 3 * 4 * flops.forward(archs[0], 2, [6] * 4, share=2),
+        "rollout": 4 * flops.rollout(arch, prompt, [6] * 4),
+        "update": 3 * 4 * flops.forward(arch, prompt, [6] * 4, share=2),
     }
     wanted["step"] = sum(wanted.values())
     for name, values in found["stages"].items():
@@ -63,7 +65,8 @@ def test_data_that_end_are_an_error(tmp_path):
         measure(tmp_path, "data.epochs=1", "batch.problems=6", steps=1)
 
 
-def test_nothing_is_written_but_what_is_asked_for(tmp_path, capsys):
+def test_nothing_is_written_but_what_is_asked_for(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("BAGRPO_PROCESSES", "1")  # this one uses its devices already
     path = runs.write_settings(tmp_path)
     before = set(tmp_path.iterdir())
     figures = tmp_path / "figures.json"
