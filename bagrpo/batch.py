@@ -14,8 +14,9 @@ class Batch:
 
     B rows, T row positions, R response positions. Rows are left-aligned: row b holds its prompt at
     positions `[0, prompt_B[b])` and its response right after it, so response position r is row
-    position `prompt_B[b] + r` and is predicted from the one before. What lies beyond is padding and
-    may hold anything. A row without response tokens (all of `mask_BR` false) contributes nothing.
+    position `prompt_B[b] + r` and is predicted from the one before. A prompt has at most T - R
+    tokens, since they are read apart from the response. What lies beyond is padding and may hold
+    anything. A row without response tokens (all of `mask_BR` false) contributes nothing.
     """
 
     tokens_BT: jax.Array

@@ -144,8 +144,8 @@ def bench(options: argparse.Namespace) -> None:
 
     CONFIG is that of a run, which is neither resumed nor written. With sample.ignore_eos=true every
     response is as long as batch.max_response, so that all machines and versions do the same work.
-    Memory is that of the fullest device; where the CPU is the device, of the process, without those
-    that verify.
+    Memory is the peak of the fullest device since it was first used; where the CPU is the device,
+    that of the process during the stage, without the processes that verify.
     """
     import json
 

@@ -24,7 +24,8 @@ def start(program, *arguments, processes=2, devices=4):
             "JAX_PLATFORMS": "cpu",
             "PYTHONPATH": f"{path}:{ROOT}",
             "PYTHONWARNINGS": "error",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"
+            " --xla_backend_optimization_level=1",
         }
         command = [sys.executable, program, *map(str, arguments)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
@@ -43,9 +44,9 @@ def finish(started, timeout=120):
     return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
 
 
-def run(program, *arguments, **options):
+def run(program, *arguments, timeout=120, **options):
     """Runs `program` as several processes and returns what each wrote; all must end well."""
-    ended = finish(start(program, *arguments, **options))
+    ended = finish(start(program, *arguments, **options), timeout)
     for status, text in ended:
         assert status == 0, text
     return [text for _, text in ended]

@@ -54,8 +54,6 @@ def attend(
 def visible(q_position_BT: jax.Array, k_position_BS: jax.Array, window: jax.Array) -> jax.Array:
     """Which keys a query may see: not empty (position -1), not later, and within the window.
 
-    What else a query may not see, as one response another's, is for the caller to take away.
-
     Args:
         q_position_BT: int32 positions of the queries.
         k_position_BS: int32 positions of the keys, -1 where there is none.

@@ -53,29 +53,29 @@ def response_logps(
     """
     (B, T), R = tokens_BT.shape, mask_BR.shape[1]
     share = compute.share_prompt
-    P, packs = T - R, B // share
-    prompt_p, place_1P = prompt_B[::share], jnp.arange(P, dtype=jnp.int32)[None]
+    P, width = B // share, T - R
+    prompt_P, place_1T = prompt_B[::share], jnp.arange(width, dtype=jnp.int32)[None]
     place_BR = prompt_B[:, None] + jnp.arange(R, dtype=jnp.int32)[None]
     last_B1 = jnp.where(mask_BR, place_BR, 0).max(axis=1, keepdims=True)
     place_BR = jnp.where(place_BR <= last_B1, place_BR, -1)
     target_BR = jnp.take_along_axis(tokens_BT, jnp.maximum(place_BR, 0), axis=1)
 
-    def packed(prompt_pP: jax.Array, response_BR: jax.Array) -> jax.Array:
-        return jnp.concatenate([prompt_pP, response_BR.reshape(packs, share * R)], axis=1)
+    def packed(prompt_PT: jax.Array, response_BR: jax.Array) -> jax.Array:
+        return jnp.concatenate([prompt_PT, response_BR.reshape(P, share * R)], axis=1)
 
     branch_B1 = jnp.arange(B, dtype=jnp.int32)[:, None] % share + 1
-    hidden_pMD, _ = forward(
+    hidden_PTD, _ = forward(
         params,
         arch,
-        packed(tokens_BT[::share, :P], target_BR),
-        packed(jnp.where(place_1P < prompt_p[:, None], place_1P, -1), place_BR),
+        packed(tokens_BT[::share, :width], target_BR),
+        packed(jnp.where(place_1T < prompt_P[:, None], place_1T, -1), place_BR),
         compute=compute,
-        branch_BT=packed(jnp.zeros((packs, P), jnp.int32), jnp.tile(branch_B1, (1, R))),
+        branch_BT=packed(jnp.zeros((P, width), jnp.int32), jnp.tile(branch_B1, (1, R))),
     )
     # A response's first token is predicted by the prompt's last, the others by those before them.
-    first_p1D = jnp.take_along_axis(hidden_pMD, (prompt_p - 1)[:, None, None], axis=1)
-    hidden_BRD = hidden_pMD[:, P:].reshape(B, R, -1)
-    first_B1D = jnp.repeat(first_p1D, share, axis=0)
+    first_P1D = jnp.take_along_axis(hidden_PTD, (prompt_P - 1)[:, None, None], axis=1)
+    hidden_BRD = hidden_PTD[:, width:].reshape(B, R, -1)
+    first_B1D = jnp.repeat(first_P1D, share, axis=0)
     hidden_BRD = jnp.concatenate([first_B1D, hidden_BRD[:, :-1]], axis=1)
     logp_BR, entropy_BR = token_logps(
         params,

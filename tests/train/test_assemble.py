@@ -35,7 +35,7 @@ def test_every_row_is_in_one_microbatch_of_a_known_shape(row_shards):
 
 @pytest.mark.parametrize("share", [2, 4])
 def test_rows_that_stand_together_have_one_prompt(share):
-    """Groups of 4, of which some rows are missing: a lot may have gaps, but never two prompts."""
+    """Groups of 4, of which some rows are missing: a pack may have gaps, but never two prompts."""
     config = MANY.model_copy(update={"share_prompt": share})
     random = np.random.default_rng(0)
     made = [
@@ -49,9 +49,9 @@ def test_rows_that_stand_together_have_one_prompt(share):
         assert shape in shapes(config, 2)
         assert shape.rows % (2 * share) == 0
         for first in range(0, shape.rows, share):
-            lot = [made[places[b]] for b in range(first, first + share) if b in places]
-            assert len({row.group for row in lot}) <= 1
-            assert not lot or first in places  # whose prompt is read
+            pack = [made[places[b]] for b in range(first, first + share) if b in places]
+            assert len({row.group for row in pack}) <= 1
+            assert not pack or first in places  # whose prompt is read
 
 
 def test_sharing_must_divide_the_group():

@@ -56,7 +56,9 @@ def test_log_probs_are_a_stage_where_something_needs_them(tmp_path):
 
 
 def test_a_supervised_run_only_updates(tmp_path):
-    found = measure(tmp_path, "algorithm.surrogate=likelihood", "data.evaluation=[]", steps=1)
+    supervised = ("algorithm.surrogate=likelihood", "data.evaluation=[]", "model.dtype=bfloat16")
+    found = measure(tmp_path, *supervised, steps=1)
+    assert found["ceiling_gflop_per_second"] > found["stages"]["step"]["useful_gflop_per_second"]
     assert list(found["stages"]) == ["update", "step"]
 
 

@@ -82,8 +82,10 @@ def test_a_run_that_is_done_says_so_and_changes_nothing(path, tmp_path, capsys):
 
 def test_a_changed_setting_is_refused_by_name(path, tmp_path):
     train(path, f"folder={tmp_path}/run", "steps=1")
+    before = (tmp_path / "run/config.yaml").read_text()
     with pytest.raises(ValueError, match=r"optimizer.learning_rate: 0.01 -> 0.1"):
         train(path, f"folder={tmp_path}/run", "steps=2", "optimizer.learning_rate=0.1")
+    assert (tmp_path / "run/config.yaml").read_text() == before
 
 
 @pytest.mark.slow

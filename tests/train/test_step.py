@@ -70,7 +70,7 @@ def test_an_update_does_not_depend_on_how_its_work_is_cut(surrogate):
 
 @pytest.mark.parametrize("mesh", [(1, 1, 1), (1, 2, 2)])
 def test_an_update_does_not_depend_on_how_many_responses_share_a_prompt(mesh):
-    """Two prompts, one of three rows, so that one lot of two and both lots of four have gaps."""
+    """Two prompts, one of three rows, so that a pack of two and one of four have gaps."""
     made = [
         dataclasses.replace(row, prompt=[5, 9, 2] if b < 4 else [7, 1, 1, 8, 3, 3, 4])
         for b, row in enumerate(rows()[:7])

@@ -1,6 +1,6 @@
 """One of two processes that load models together and export them; run by `test_processes`.
 
-Arguments: process number, coordinator's address, folder to export to, addresses of golden models.
+Arguments: folder to export to, addresses of golden models with PROCESS for the process's number.
 """
 
 import sys
@@ -10,14 +10,16 @@ import golden_models
 import jax
 import numpy as np
 
+from bagrpo import distributed
 from bagrpo.config import MeshConfig
 from bagrpo.sharding import make_mesh
 from bagrpo.weights.export import export
 from bagrpo.weights.load import load
 
-number, coordinator, out, *addresses = sys.argv[1:]
-jax.distributed.initialize(coordinator, num_processes=2, process_id=int(number))
+out, *addresses = sys.argv[1:]
+distributed.initialize()
 for address in addresses:
+    address = address.replace("PROCESS", str(jax.process_index()))
     arch, params = load(address, make_mesh(MeshConfig(fsdp=8)))
     name = address.rsplit("/", 1)[1]
     source = golden_models.GOLDEN / name
@@ -33,3 +35,4 @@ except ValueError:
     pass
 else:
     raise AssertionError("a used folder must be refused on every process")
+distributed.finish()
