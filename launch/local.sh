@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # On a machine that has only Python: sets bagrpo up in .venv from requirements.lock, then runs what
-# it is given. Later runs start at once, until the lock, pyproject.toml or the checkout's place changes.
+# it is given. Later runs start at once, until a lock, pyproject.toml or the checkout's place changes.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -9,14 +9,16 @@ stamp="$venv/.bagrpo-installed"
 
 usage() {
   cat <<'EOF_USAGE'
-Sets bagrpo up in .venv (the first time: some minutes), then runs one of its commands.
+Sets bagrpo up in .venv (the first time: about two minutes), then runs one of its commands.
 
   launch/local.sh COMMAND [argument ...]      what `bagrpo COMMAND ...` does
   launch/local.sh test [pytest argument ...]  the gate: ruff, pyright, shellcheck, pytest
 
 `.venv/bin/bagrpo --help` lists the commands. Needs Python 3.11 or newer; installs through uv when
-it is there, else through pip.
-PYTHON=/path/to/python3 chooses the interpreter that .venv is made with.
+it is there, else through pip. In the environment,
+
+  ACCELERATOR=tpu, ACCELERATOR=cuda  has it install what JAX needs for those, besides
+  PYTHON=/path/to/python3            chooses the interpreter that .venv is made with
 EOF_USAGE
 }
 
@@ -51,40 +53,62 @@ fingerprint() {
   { echo "$root" && cat "$root"/requirements*.lock "$root/pyproject.toml"; } | cksum
 }
 
+# Whether there is all, and each accelerator that is named. A stamp is the fingerprint of its time.
 is_installed() {
-  [[ -f $stamp && $(<"$stamp") == "$(fingerprint)" ]] && is_usable "$venv/bin/python"
+  local wanted part
+  wanted="$(fingerprint)"
+  for part in "" "$@"; do
+    [[ -f $stamp${part:+-$part} && $(<"$stamp${part:+-$part}") == "$wanted" ]] || return 1
+  done
+  is_usable "$venv/bin/python"
 }
 
 install() {
-  local python="$1" installed
+  local python="$1" installed part
   local -a installer
+  shift
   installed="$(fingerprint)" # of the files as they are now, should they change meanwhile
   [[ -x $venv/bin/python ]] || "$python" -m venv --without-pip "$venv"
   if uv --version >/dev/null 2>&1; then
-    installer=(uv pip install --python "$venv/bin/python")
+    installer=(uv pip install -q --python "$venv/bin/python")
   else
-    "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$venv/bin/python" -m ensurepip ||
+    export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+    "$venv/bin/python" -m pip --version >/dev/null 2>&1 ||
+      "$venv/bin/python" -m ensurepip >/dev/null ||
       fail "$python comes without pip (Debian and Ubuntu: apt install python3-venv), and there is no uv"
-    installer=("$venv/bin/python" -m pip install)
+    installer=("$venv/bin/python" -m pip install -q)
   fi
   installer+=(--no-deps) # The locks are complete.
-  echo "launch/local.sh: installing into $venv: ${installer[*]}"
-  "${installer[@]}" --only-binary :all: --require-hashes -r "$root/requirements.lock"
-  "${installer[@]}" --no-build-isolation -e "$root" # The build backend is in the lock.
-  "${installer[@]}" --require-hashes -r "$root/requirements-gym.lock" ||
-    echo "launch/local.sh: left out reasoning-gym, whose installation takes a C compiler and" \
-      "Python's headers; all else works (to try again: rm '$stamp')"
-  echo "$installed" >"$stamp"
+  if ! is_installed; then
+    echo "launch/local.sh: sets bagrpo up in $venv, which takes about two minutes"
+    "${installer[@]}" --only-binary :all: --require-hashes -r "$root/requirements.lock"
+    "${installer[@]}" --no-build-isolation -e "$root" # The build backend is in the lock.
+    "${installer[@]}" --require-hashes -r "$root/requirements-gym.lock" >"$venv/.bagrpo-gym.log" 2>&1 ||
+      echo "launch/local.sh: left out reasoning-gym, whose installation takes a C compiler and" \
+        "Python's headers; all else works (why: $venv/.bagrpo-gym.log; to try again: rm '$stamp')"
+    echo "$installed" >"$stamp"
+  fi
+  for part in "$@"; do
+    if is_installed "$part"; then continue; fi
+    echo "launch/local.sh: installs requirements-$part.lock in $venv"
+    "${installer[@]}" --only-binary :all: --require-hashes -r "$root/requirements-$part.lock"
+    echo "$installed" >"$stamp-$part"
+  done
 }
 
+# Sets up all, with the accelerators that are named here and by ACCELERATOR.
 set_up() {
   local python
+  case "${ACCELERATOR:-}" in
+    "" | tpu | cuda) set -- ${ACCELERATOR:+"$ACCELERATOR"} "$@" ;;
+    *) fail "ACCELERATOR=$ACCELERATOR is neither tpu nor cuda; without it, JAX is for CPUs" ;;
+  esac
   if [[ -n ${PYTHON:-} && -x $venv/bin/python ]]; then
     [[ $(minor_version "$PYTHON") == "$(minor_version "$venv/bin/python")" ]] ||
       fail "$venv has Python $(minor_version "$venv/bin/python"), not that of PYTHON=$PYTHON;" \
         "delete that folder to change it"
   fi
-  if is_installed; then return; fi
+  if is_installed "$@"; then return; fi
   if [[ -e $venv/bin/python || -L $venv/bin/python ]]; then
     python="$venv/bin/python"
     is_usable "$python" ||
@@ -97,7 +121,7 @@ set_up() {
     # The lock belongs to this subshell's open file and ends with it, however it ends. Python takes
     # it because not every system has a flock command. Not `.lock`: uv takes that one.
     "$python" -c 'import fcntl; fcntl.flock(9, fcntl.LOCK_EX)'
-    if ! is_installed; then install "$python" >&2; fi
+    if ! is_installed "$@"; then install "$python" "$@" >&2; fi
   ) 9>"$venv/.bagrpo-lock"
 }
 
@@ -111,15 +135,20 @@ run_gate() {
   exec "$venv/bin/python" -m pytest -n auto --dist worksteal "$@"
 }
 
+# Plans, which tests make too, take the TPU compiler, which there is for one system only.
+set_up_for_plans() {
+  if [[ $(uname -sm) == "Linux x86_64" ]]; then set_up tpu; else set_up; fi
+}
+
 case "${1:-}" in
   "" | -h | --help | help) usage ;;
   test)
     shift
-    set_up
+    set_up_for_plans
     run_gate "$@"
     ;;
   *)
-    set_up
+    if [[ $1 == plan ]]; then set_up_for_plans; else set_up; fi
     # Large arrays in huge pages, where Linux leaves that to programs: an update on CPU takes about
     # a seventh less time. Other systems ignore it.
     export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"

@@ -1,0 +1,138 @@
+"""ACCELERATOR=tpu|cuda and `plan` with launch/local.sh: what they install besides, how often."""
+
+import importlib.metadata
+import subprocess
+
+import pytest
+from packaging.requirements import Requirement
+from test_launch import BASH, REPOSITORY, Checkout, add_uv, locks_and_project, pins
+
+
+@pytest.fixture
+def machine(tmp_path):
+    checkout = add_uv(Checkout(tmp_path))
+    checkout.add("uname", f"#!{BASH}\necho Linux x86_64\n")
+    return checkout
+
+
+def uv(machine):
+    return f"uv pip install -q --python {machine.root}/.venv/bin/python"
+
+
+def lock(machine, part):
+    options = "--no-deps --only-binary :all: --require-hashes -r"
+    return f"{uv(machine)} {options} {machine.root}/requirements-{part}.lock"
+
+
+@pytest.mark.parametrize("part", ["tpu", "cuda"])
+def test_an_accelerator_is_installed_besides_and_once(machine, part):
+    assert machine.run("config", "x")[0] == 0
+    assert machine.calls() == [*locks_and_project(machine.root, uv(machine)), "bagrpo config x"]
+    for expected in ([lock(machine, part), "bagrpo config x"], ["bagrpo config x"]):
+        status, _, err = machine.run("config", "x", ACCELERATOR=part)
+        assert status == 0, err
+        assert machine.calls() == expected
+    assert machine.run("config", "x")[0] == 0
+    assert machine.calls() == ["bagrpo config x"]
+
+
+def test_on_a_bare_machine_both_are_installed_at_once(machine):
+    assert machine.run("config", "x", ACCELERATOR="tpu")[0] == 0
+    expected = [*locks_and_project(machine.root, uv(machine)), lock(machine, "tpu")]
+    assert machine.installs() == expected
+
+
+def test_what_is_asked_for_twice_is_installed_once(machine):
+    assert machine.run("plan", "x", ACCELERATOR="tpu")[0] == 0
+    assert machine.installs().count(lock(machine, "tpu")) == 1
+
+
+def test_a_changed_lock_is_installed_again_where_it_was_asked_for(machine):
+    assert machine.run("config", "x", ACCELERATOR="tpu")[0] == 0
+    with open(machine.root / "requirements-tpu.lock", "a") as file:
+        file.write("# changed\n")
+    machine.calls()
+    assert machine.run("config", "x", ACCELERATOR="tpu")[0] == 0
+    assert machine.installs()[-1] == lock(machine, "tpu")
+
+
+def test_an_accelerator_that_does_not_install_is_all_that_is_tried_again(machine):
+    assert machine.run("config", "x")[0] == 0
+    machine.calls()
+    (machine.root / "offline").touch()
+    assert machine.run("config", "x", ACCELERATOR="cuda")[0] == 1
+    assert machine.calls() == [lock(machine, "cuda")]
+    assert machine.run("config", "x")[0] == 0  # Who does not ask for it is not held up.
+    (machine.root / "offline").unlink()
+    machine.calls()
+    assert machine.run("config", "x", ACCELERATOR="cuda")[0] == 0
+    assert machine.installs() == [lock(machine, "cuda")]
+
+
+def test_another_accelerator_is_an_error_before_anything_is_made(machine):
+    status, out, err = machine.run("config", "x", ACCELERATOR="gpu")
+    assert (status, out) == (1, "")
+    assert err.startswith("launch/local.sh: ACCELERATOR=gpu is neither tpu nor cuda")
+    assert err.count("\n") == 1
+    assert not (machine.root / ".venv").exists()
+
+
+@pytest.mark.parametrize("command", ["plan", "test"])
+def test_a_plan_gets_the_tpu_compiler_where_there_is_one(machine, command):
+    assert machine.run("config", "x")[0] == 0
+    machine.calls()
+    assert machine.run(command, "x")[0] == 0
+    assert machine.calls()[0] == lock(machine, "tpu")
+    assert machine.run(command, "x", ACCELERATOR="tpu")[0] == 0
+    assert lock(machine, "tpu") not in machine.calls()
+
+
+@pytest.mark.parametrize("system", ["Darwin arm64", "Linux aarch64"])
+def test_a_plan_does_without_it_elsewhere(machine, system):
+    machine.add("uname", f"#!{BASH}\necho {system}\n")
+    assert machine.run("plan", "x")[0] == 0
+    assert machine.calls()[-2:] == [
+        locks_and_project(machine.root, uv(machine))[-1],
+        "bagrpo plan x",
+    ]
+
+
+def test_a_new_user_reads_one_line_and_nothing_the_next_time(machine):
+    status, _, err = machine.run("config", "x")
+    assert status == 0
+    assert err.count("\n") == 1
+    assert "takes about two minutes" in err
+    assert machine.run("config", "x")[2] == ""
+    assert "requirements-cuda.lock" in machine.run("config", "x", ACCELERATOR="cuda")[2]
+
+
+def test_what_reasoning_gym_said_is_kept_from_the_terminal_and_can_be_read(machine):
+    noisy = (machine.path / "uv").read_text()
+    noisy += '\nif "-gym" in sys.argv[-1]:\n    print("no gcc", file=sys.stderr)\n    sys.exit(1)\n'
+    machine.add("uv", noisy)
+    status, _, err = machine.run("config", "x")
+    assert status == 0
+    assert "no gcc" not in err
+    log = machine.root / ".venv/.bagrpo-gym.log"
+    assert str(log) in err
+    assert "no gcc" in log.read_text()
+
+
+@pytest.mark.parametrize(("extra", "name"), [("tpu", "tpu"), ("cuda12", "cuda")])
+def test_the_locks_have_what_jax_asks_for(extra, name):
+    main, besides = pins("requirements.lock"), pins(f"requirements-{name}.lock")
+    assert not {key for key, _ in main} & {key for key, _ in besides}
+    held = {key: line.split("==")[1].split()[0] for (key, _), line in (main | besides).items()}
+    asked = [Requirement(text) for text in importlib.metadata.requires("jax") or []]
+    asked = [one for one in asked if one.marker and one.marker.evaluate({"extra": extra})]
+    assert asked
+    for requirement in asked:
+        assert requirement.specifier.contains(held[requirement.name]), requirement
+
+
+def test_each_script_is_executable():
+    listing = ["git", "-C", str(REPOSITORY), "ls-files", "--stage", "launch/*.sh", ".ci/run"]
+    lines = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(lines) >= 2
+    for line in lines:
+        assert line.startswith("100755 "), line
