@@ -8,13 +8,15 @@ otherwise gather all of them for every token. Going from one to the other is one
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.experimental import mesh_utils
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from bagrpo.config import MeshConfig
 
@@ -44,8 +46,11 @@ SAMPLE: Table = {**TRAIN, "embed": None}
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
     """A mesh over all devices of all processes (or over those given).
 
+    Of several TPU slices each holds whole `fsdp` and `tensor` axes: only gradients cross between.
+
     Raises:
-        ValueError: if the sizes do not multiply to the number of devices.
+        ValueError: if the sizes do not multiply to the number of devices, or `data` does not span
+            the slices.
     """
     devices = jax.devices() if devices is None else devices
     sizes = {name: getattr(config, name) for name in AXES}
@@ -68,12 +73,18 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
             f"mesh {sizes} needs {math.prod(sizes.values())} devices and there are {len(devices)}; "
             "change mesh.data, mesh.fsdp or mesh.tensor (-1 takes the rest)"
         )
-    return jax.make_mesh(
-        tuple(sizes.values()),
-        AXES,
-        axis_types=(jax.sharding.AxisType.Auto,) * len(AXES),
-        devices=devices,
-    )
+    kinds = (jax.sharding.AxisType.Auto,) * len(AXES)
+    slices = len({getattr(device, "slice_index", 0) for device in devices})
+    if slices == 1:
+        return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=kinds, devices=devices)
+    if sizes["data"] % slices:
+        raise ValueError(
+            f"mesh {sizes}: the devices are {slices} slices, and only mesh.data may span them; "
+            f"make it a multiple of {slices}"
+        )
+    within = (sizes["data"] // slices, sizes["fsdp"], sizes["tensor"])
+    grid = mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices)
+    return Mesh(grid, AXES, axis_types=kinds)
 
 
 def param_shardings(specs: Any, mesh: Mesh, table: Table = TRAIN) -> Any:
@@ -104,7 +115,7 @@ def param_shardings(specs: Any, mesh: Mesh, table: Table = TRAIN) -> Any:
     return jax.tree.map_with_path(sharding, specs)
 
 
-def _mesh_axis(name: str, meaning: str, size: int, mesh: Mesh, axis: str | None) -> str | None:
+def _mesh_axis(name: str, meaning: str, size: int, mesh: Any, axis: str | None) -> str | None:
     if axis is None or mesh.shape[axis] == 1:
         return None
     ways = mesh.shape[axis]
@@ -123,20 +134,19 @@ def row_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(ROWS))
 
 
+def attention(mesh: Mesh) -> Literal["xla", "splash"]:
+    """What computes attention on the devices of this mesh."""
+    return "splash" if mesh.devices.flat[0].platform == "tpu" else "xla"
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """The same on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
-def row_shards(mesh: Mesh) -> int:
+def row_shards(mesh: Mesh | AbstractMesh) -> int:
     """How many parts the rows are split into; a batch's rows must be a multiple of it."""
     return math.prod(mesh.shape[axis] for axis in ROWS)
-
-
-def context_row_shards() -> int:
-    """`row_shards` of the mesh in use (`jax.set_mesh`), 1 without one."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return 1 if mesh.empty else math.prod(mesh.shape[axis] for axis in ROWS)
 
 
 def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
@@ -144,6 +154,84 @@ def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
     if jax.sharding.get_abstract_mesh().empty:
         return x
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))
+
+
+def split_rows(function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """The function as each device runs it for its own rows, on the mesh in use.
+
+    `in_specs` and `out_specs` are of `jax.shard_map` and say where rows, and parameters split over
+    `fsdp`, are; over `tensor` the compiler splits as elsewhere.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or row_shards(mesh) == 1:
+        return function
+    manual = {axis for axis in ROWS if mesh.shape[axis] > 1}
+
+    def keep(spec: PartitionSpec) -> PartitionSpec:
+        def kept(part: Any) -> Any:
+            axes = part if isinstance(part, tuple) else (part,)
+            return tuple(axis for axis in axes if axis in manual) or None
+
+        return PartitionSpec(*map(kept, spec))
+
+    in_specs, out_specs = (
+        jax.tree.map(keep, specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
+        for specs in (in_specs, out_specs)
+    )
+    return jax.shard_map(
+        function, in_specs=in_specs, out_specs=out_specs, axis_names=manual, check_vma=False
+    )
+
+
+def gather_rows(x: jax.Array, meanings: tuple[str, ...]) -> jax.Array:
+    """Inside `split_rows`: a parameter whole along `fsdp`; its gradient is summed in shards."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.shape["fsdp"] == 1:
+        return x
+    return jax.lax.all_gather(x, "fsdp", axis=meanings.index("embed"), tiled=True)
+
+
+def param_parts(meanings: tuple[str, ...]) -> PartitionSpec:
+    """Where a parameter with axes of these meanings is split over `fsdp` for training."""
+    return PartitionSpec(*["fsdp" if TRAIN[name] == "fsdp" else None for name in meanings])
+
+
+def gather(x: jax.Array, meanings: tuple[str, ...]) -> jax.Array:
+    """A parameter as a product wants it on the mesh in use: whole along `fsdp`.
+
+    Its gradient goes back to the parameter's own layout at once, so that it is summed in shards.
+
+    Args:
+        x: the parameter, in any dtype.
+        meanings: of its axes.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.shape["fsdp"] == 1:
+        return x
+
+    def place(table: Table) -> PartitionSpec:
+        sizes = zip(meanings, x.shape, strict=True)
+        return PartitionSpec(
+            *[_mesh_axis("", name, size, mesh, table[name]) for name, size in sizes]
+        )
+
+    return _moved(x, place(TRAIN), place(SAMPLE))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _moved(x: jax.Array, source: PartitionSpec, target: PartitionSpec) -> jax.Array:
+    return jax.lax.with_sharding_constraint(x, target)
+
+
+def _moved_forward(x, source, target):
+    return _moved(x, source, target), None
+
+
+def _moved_backward(source, target, _, gradient):
+    return (jax.lax.with_sharding_constraint(gradient, source),)
+
+
+_moved.defvjp(_moved_forward, _moved_backward)
 
 
 def put_rows(tree: Any, mesh: Mesh) -> Any:

@@ -51,7 +51,9 @@ def attend(
     return jnp.einsum("BKJTH->BTKJH", out_BKMH.reshape(B, K, J, T, H)).reshape(B, T, N, H)
 
 
-def visible(q_position_BT: jax.Array, k_position_BS: jax.Array, window: jax.Array) -> jax.Array:
+def visible(
+    q_position_BT: jax.Array, k_position_BS: jax.Array, window: jax.Array | int
+) -> jax.Array:
     """Which keys a query may see: not empty (position -1), not later, and within the window.
 
     Args:

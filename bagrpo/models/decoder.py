@@ -12,19 +12,21 @@ would copy each layer's weights out of the stack, and its cache in and out, for 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bagrpo.models import rope
+from bagrpo.models import flash, rope
 from bagrpo.models.attention import attend, visible
 from bagrpo.models.experts import ACTIVATIONS, mixture
 from bagrpo.models.family import Architecture
-from bagrpo.models.params import Params
-from bagrpo.sharding import ROWS, constrain
+from bagrpo.models.params import Params, specs
+from bagrpo.sharding import ROWS, constrain, gather
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Compute:
     """Tokens of a device whose logits exist at once."""
     share_prompt: int = 1
     """Consecutive rows of a batch whose prompt is read once."""
+    attention: Literal["xla", "splash"] = "xla"
+    """Plain products, or JAX's kernels for TPU wherever a token sees all before it in its row."""
 
 
 @jax.tree_util.register_dataclass
@@ -162,33 +166,26 @@ class Decoder(nnx.Module):
     ) -> tuple[jax.Array, Cache | None]:
         """See `forward`."""
         arch = self.arch
-        embed_VD = constrain(self.embed[...].astype(compute.dtype), "tensor")
-        x_BTD = constrain(embed_VD[tokens_BT], ROWS)
+        embed_VD = self.embed[...]
+        if isinstance(self.blocks, dict):  # as the trainer lays parameters out
+            # Each device looks its part of all embeddings up: the table itself never moves.
+            found_BTD = constrain(embed_VD[constrain(tokens_BT, "data")], "data", None, "fsdp")
+        else:
+            found_BTD = embed_VD[tokens_BT]
+        x_BTD = constrain(found_BTD.astype(compute.dtype), ROWS)
         if arch.embed_scale:
             x_BTD = x_BTD * jnp.asarray(math.sqrt(arch.embed), x_BTD.dtype)
         cos, sin = rope.rotations(arch.ropes, arch.head_dim, position_BT)
         k_position_BS = position_BT
         if cache is not None:
             k_position_BS = _written(cache.position_BS, slot_BT, position_BT)
-        related_BTS = None
-        if branch_BT is not None:
-            q, k = branch_BT[:, :, None], branch_BT[:, None]
-            related_BTS = (k == 0) | (k == q)
+        looking = _Looking(arch, compute, position_BT, k_position_BS, branch_BT, cache is not None)
 
         def layer(x_BTD, scanned, kv=None):
             weights, rope_index, window = scanned
-            block = Block(arch, compute, weights)
-            visible_BTS = visible(position_BT, k_position_BS, window)
-            if related_BTS is not None:
-                visible_BTS &= related_BTS
+            block = Block(arch, compute, weights, looking.attention(window))
             x_BTD, kv = block(
-                x_BTD,
-                cos[rope_index],
-                sin[rope_index],
-                visible_BTS=visible_BTS,
-                kv=kv,
-                slot_BT=slot_BT,
-                keep=keep,
+                x_BTD, cos[rope_index], sin[rope_index], kv=kv, slot_BT=slot_BT, keep=keep
             )
             return constrain(x_BTD, ROWS), kv
 
@@ -215,29 +212,74 @@ class Decoder(nnx.Module):
         return _norm(x_BTD, self.norm[...], arch), cache
 
 
+@dataclasses.dataclass(frozen=True)
+class _Looking:
+    """Which keys the tokens of a call see, and what computes attention over them."""
+
+    arch: Architecture
+    compute: Compute
+    position_BT: jax.Array
+    k_position_BS: jax.Array
+    branch_BT: jax.Array | None
+    cached: bool
+
+    def attention(self, window: jax.Array | int) -> Callable[..., jax.Array]:
+        """That of a layer with such a window, of q (B, T, N, H), k and v."""
+        arch = self.arch
+        scores = {"scale": arch.attn_scale, "softcap": arch.attn_softcap}
+        # Rows are in order, so a token sees all before it in its row unless something says less.
+        fits_windows = self.position_BT.shape[1] <= min(arch.windows)
+        sees_all = fits_windows and not self.cached and self.branch_BT is None
+        if self.compute.attention == "splash" and sees_all:
+            return functools.partial(flash.attend, real_BT=self.position_BT >= 0, **scores)
+        visible_BTS = visible(self.position_BT, self.k_position_BS, window)
+        if self.branch_BT is not None:
+            q, k = self.branch_BT[:, :, None], self.branch_BT[:, None]
+            visible_BTS &= (k == 0) | (k == q)
+        return functools.partial(attend, visible_BTS=visible_BTS, **scores)
+
+
 class Block(nnx.Module):
     """One layer: attention and a gated feed-forward, or a mixture of them, each on a residual."""
 
-    def __init__(self, arch: Architecture, compute: Compute, weights: Params):
+    def __init__(
+        self,
+        arch: Architecture,
+        compute: Compute,
+        weights: Params,
+        attend: Callable[..., jax.Array],
+    ):
+        """A layer of these weights.
+
+        Args:
+            arch: the architecture they belong to.
+            compute: how.
+            weights: of this layer.
+            attend: attention of q (B, T, N, H) over k and v, which are (B, T, K, H) or as `axes`
+                says.
+        """
         self.arch = arch
         self.compute = compute
+        self.attend = attend
+        self.meanings = nnx.static(
+            {name: spec.axes[1:] for name, spec in specs(arch)["blocks"].items()}
+        )
         self.weights = nnx.data(jax.tree.map(nnx.Param, weights))
 
-    def __call__(self, x_BTD, cos, sin, *, visible_BTS, kv, slot_BT, keep):
+    def __call__(self, x_BTD, cos, sin, *, kv, slot_BT, keep):
         """The layer's output, and its keys and values if there is a cache or one is to be kept.
 
         Args:
             x_BTD: the residual stream.
             cos: (B, T, 1, H/2), with `sin` the rotation at each position.
             sin: see `cos`.
-            visible_BTS: which keys each token sees.
             kv: the cache's keys (B, K, H, S) and values (B, K, S, H) of this layer, or None.
             slot_BT: where in the cache the new ones go.
             keep: return the new ones in that form if there is no cache.
         """
         arch = self.arch
         normed_BTD = self._norm("attn_norm", x_BTD)
-        out_BTD, kv = self.attention(normed_BTD, cos, sin, visible_BTS, kv, slot_BT, keep)
+        out_BTD, kv = self.attention(normed_BTD, cos, sin, kv, slot_BT, keep)
         if arch.post_norms:
             out_BTD = self._norm("post_attn_norm", out_BTD)
         x_BTD = x_BTD + out_BTD
@@ -246,7 +288,7 @@ class Block(nnx.Module):
             out_BTD = self._norm("post_mlp_norm", out_BTD)
         return x_BTD + out_BTD, kv
 
-    def attention(self, x_BTD, cos, sin, visible_BTS, kv, slot_BT, keep):
+    def attention(self, x_BTD, cos, sin, kv, slot_BT, keep):
         """Self-attention over the tokens given, or over the cache."""
         arch = self.arch
         q_BTNH = project(x_BTD, self._weight("q"))
@@ -260,19 +302,14 @@ class Block(nnx.Module):
             q_BTNH = self._norm("q_norm", q_BTNH)
             k_BTKH = self._norm("k_norm", k_BTKH)
         q_BTNH, k_BTKH = rope.rotate(q_BTNH, cos, sin), rope.rotate(k_BTKH, cos, sin)
-        scores = {
-            "visible_BTS": visible_BTS,
-            "scale": arch.attn_scale,
-            "softcap": arch.attn_softcap,
-        }
         if kv is None:
-            out_BTNH = attend(q_BTNH, k_BTKH, v_BTKH, **scores)
+            out_BTNH = self.attend(q_BTNH, k_BTKH, v_BTKH)
             if keep:
                 kv = jnp.einsum("BTKH->BKHT", k_BTKH), jnp.einsum("BTKH->BKTH", v_BTKH)
         else:
             kv = _written(kv[0], slot_BT, k_BTKH, axis=3), _written(kv[1], slot_BT, v_BTKH, axis=2)
             k_BKHS, v_BKSH = (x.astype(x_BTD.dtype) for x in kv)
-            out_BTNH = attend(q_BTNH, k_BKHS, v_BKSH, axes=("BKHS", "BKSH"), **scores)
+            out_BTNH = self.attend(q_BTNH, k_BKHS, v_BKSH, axes=("BKHS", "BKSH"))
         return project(out_BTNH, self._weight("o")), kv
 
     def feed_forward(self, x_BTD):
@@ -284,7 +321,8 @@ class Block(nnx.Module):
         return project(ACTIVATIONS[self.arch.activation](gate_BTF) * up_BTF, down)
 
     def _weight(self, name: str) -> jax.Array:
-        return self.weights[name][...].astype(self.compute.dtype)
+        weight = self.weights[name][...].astype(self.compute.dtype)
+        return gather(weight, self.meanings[name])
 
     def _norm(self, name: str, x: jax.Array) -> jax.Array:
         return _norm(x, self.weights[name][...], self.arch)
@@ -335,5 +373,8 @@ def _rematerialized(layer, remat: str):
 
 _POLICIES = {
     "full": None,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(flash.OUTPUT),
+    ),
 }

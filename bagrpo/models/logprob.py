@@ -13,11 +13,12 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
 from bagrpo.models.decoder import Compute, forward, logits
 from bagrpo.models.family import Architecture
 from bagrpo.models.params import Params
-from bagrpo.sharding import ROWS, constrain, context_row_shards
+from bagrpo.sharding import ROWS, constrain, gather_rows, param_parts, split_rows
 
 
 def response_logps(
@@ -63,6 +64,7 @@ def response_logps(
     def packed(prompt_PT: jax.Array, response_BR: jax.Array) -> jax.Array:
         return jnp.concatenate([prompt_PT, response_BR.reshape(P, share * R)], axis=1)
 
+    prompt_0 = jnp.zeros((P, width), jnp.int32)
     branch_B1 = jnp.arange(B, dtype=jnp.int32)[:, None] % share + 1
     hidden_PTD, _ = forward(
         params,
@@ -70,7 +72,7 @@ def response_logps(
         packed(tokens_BT[::share, :width], target_BR),
         packed(jnp.where(place_1T < prompt_P[:, None], place_1T, -1), place_BR),
         compute=compute,
-        branch_BT=packed(jnp.zeros((P, width), jnp.int32), jnp.tile(branch_B1, (1, R))),
+        branch_BT=None if share == 1 else packed(prompt_0, jnp.tile(branch_B1, (1, R))),
     )
     # A response's first token is predicted by the prompt's last, the others by those before them.
     first_P1D = jnp.take_along_axis(hidden_PTD, (prompt_P - 1)[:, None, None], axis=1)
@@ -115,15 +117,30 @@ def token_logps(
     Returns:
         logp_BR and entropy_BR, float32.
     """
+    # Only what the head needs: a closed-over tree would have its whole gradient carried along.
+    name, meanings = ("embed", ("vocab", "embed")) if arch.tied else ("head", ("embed", "vocab"))
+    rows = PartitionSpec(ROWS)
+
+    def of_my_rows(head, hidden_BRD, target_BR):
+        # The gradients of all chunks are summed, in float32, before they leave the device.
+        whole = gather_rows(head.astype(hidden_BRD.dtype), meanings).astype(jnp.float32)
+        body = functools.partial(
+            _chunk_logps, arch, {name: whole}, jnp.float32(temperature), entropy
+        )
+        return _in_chunks(body, hidden_BRD, target_BR, logit_tokens)
+
+    split = split_rows(of_my_rows, (param_parts(meanings), rows, rows), (rows, rows))
+    return split(params[name], hidden_BRD, target_BR)
+
+
+def _in_chunks(body, hidden_BRD, target_BR, logit_tokens):
     B, R, D = hidden_BRD.shape
-    chunk = max(1, min(R, logit_tokens * context_row_shards() // B))
+    chunk = max(1, min(R, logit_tokens // B))
+    chunk -= chunk % 8 if chunk > 8 else 0  # in whole tiles
     chunks = -(-R // chunk)
     pad = ((0, 0), (0, chunks * chunk - R))
     hidden_BRD = jnp.pad(hidden_BRD, (*pad, (0, 0)))
     target_BR = jnp.pad(target_BR, pad)
-    # Only what the head needs: a closed-over tree would have its whole gradient carried along.
-    head = {"embed": params["embed"]} if arch.tied else {"head": params["head"]}
-    body = functools.partial(_chunk_logps, arch, head, jnp.float32(temperature), entropy)
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def step(carry, chunk):
@@ -139,8 +156,7 @@ def token_logps(
 
 
 def _chunk_logps(arch, head, temperature, entropy, hidden_BCD, target_BC):
-    logit_BCV = logits(head, arch, constrain(hidden_BCD, ROWS)) / temperature
-    logit_BCV = constrain(logit_BCV, ROWS, None, "tensor")
+    logit_BCV = constrain(logits(head, arch, hidden_BCD) / temperature, None, None, "tensor")
     normalizer_BC = jax.nn.logsumexp(logit_BCV, axis=-1)
     chosen_BC = jnp.take_along_axis(logit_BCV, target_BC[:, :, None], axis=-1)[:, :, 0]
     logp_BC = chosen_BC - normalizer_BC

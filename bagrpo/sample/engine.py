@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from jax.sharding import Mesh
 
+from bagrpo import sharding
 from bagrpo.config import SampleConfig
 from bagrpo.models.decoder import Compute
 from bagrpo.models.family import Architecture
@@ -64,10 +65,10 @@ class Engine:
         self.eos_ids = tuple(eos_ids)
         if len(self.eos_ids) > MAX_EOS:
             raise ValueError(f"{len(self.eos_ids)} end-of-sequence ids; at most {MAX_EOS} fit")
-        self._programs = Programs(
+        self.programs = Programs(
             arch,
             mesh,
-            compute=Compute(dtype=compute_dtype),
+            compute=Compute(dtype=compute_dtype, attention=sharding.attention(mesh)),
             config=config,
             max_prompt=max_prompt,
             max_response=max_response,
@@ -80,7 +81,7 @@ class Engine:
         Returns:
             Bytes on each device of every program, by name: arguments, results and scratch.
         """
-        return self._programs.compile()
+        return self.programs.compile()
 
     def load(self, params: Params) -> None:
         """Take these parameters, in the trainer's layout, for the samples to come.
@@ -88,7 +89,7 @@ class Engine:
         What was loaded before is dropped first, so that its memory can be used.
         """
         self._weights = None
-        self._weights = self._programs.separate(params)
+        self._weights = self.programs.separate(params)
 
     def unload(self) -> None:
         """Give the parameters' memory back until the next `load`."""
@@ -97,7 +98,7 @@ class Engine:
     @property
     def compilations(self) -> int:
         """Programs compiled so far."""
-        return self._programs.compilations
+        return self.programs.compilations
 
     def generate(
         self,
@@ -130,7 +131,7 @@ class Engine:
         self._check(requests, sampling)
         eos_ids = self.eos_ids if sampling.eos_ids is None else sampling.eos_ids
         session = Session(
-            self._programs,
+            self.programs,
             self._weights,
             requests,
             sampling,

@@ -11,10 +11,11 @@ import operator
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bagrpo import sharding
@@ -50,7 +51,8 @@ class Programs:
         """Work out the shapes; nothing is compiled yet. See `engine.Engine` for the arguments."""
         self.arch, self.mesh, self.compute = arch, mesh, compute
         self.steps, self.refill = config.steps, config.refill
-        shards = sharding.row_shards(mesh)
+        self.shards = shards = sharding.row_shards(mesh)
+        """Devices that rows are split over."""
         self.slots = _up_to(
             config.slot_buckets or _halves(config.slots, max(_FEWEST_SLOTS, config.slots // 4)),
             multiple=shards,
@@ -111,14 +113,18 @@ class Programs:
 
     def _program(self, key: Key) -> Any:
         if key not in self._compiled:
-            kind, *sizes = key
-            function, arguments, where, out, donated = _KINDS[kind](self, *sizes)
-            with jax.set_mesh(self.mesh):
-                jitted = jax.jit(
-                    function, in_shardings=where, out_shardings=out, donate_argnums=donated
-                )
-                self._compiled[key] = jitted.lower(*arguments).compile()
+            self._compiled[key] = self.lower(key).compile()
         return self._compiled[key]
+
+    def lower(self, key: Key) -> jax.stages.Lowered:
+        """A program before it is compiled."""
+        kind, *sizes = key
+        function, arguments, where, out, donated = _KINDS[kind](self, *sizes)
+        with jax.set_mesh(self.mesh):
+            jitted = jax.jit(
+                function, in_shardings=where, out_shardings=out, donate_argnums=donated
+            )
+            return jitted.lower(*arguments)
 
     def _separated(self, params: model_params.Params) -> model_params.Params:
         # Norms are computed in float32, from weights as precise as the trainer's.
@@ -141,15 +147,26 @@ class Programs:
         )
         return {**stacked, "blocks": (layer,) * self.arch.layers}
 
-    def _abstract_weights(self) -> model_params.Params:
-        return jax.eval_shape(self._separated, model_params.abstract(self.arch))
+    def abstract_weights(self) -> model_params.Params:
+        """Shapes, dtypes and places of what `separate` makes."""
+        return jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+            jax.eval_shape(self._separated, model_params.abstract(self.arch)),
+            self._weight_shardings(),
+        )
 
     def _abstract_slots(self, B: int, S: int) -> slots.Slots:
         return jax.eval_shape(lambda: slots.empty(self.arch, B, S, self.compute.dtype))
 
     def _slot_shardings(self) -> slots.Slots:
         rows: Any = self._rows
-        return slots.Slots(self._cache_shardings(ROWS), rows, rows, rows, rows)
+        cache = self._cache_shardings(ROWS)
+        if sharding.attention(self.mesh) == "splash":  # a TPU, which writes whole lines of H
+            place: Any = cache.k_BKHS[0]
+            orders = (0, 3, 1, 2), (0, 2, 1, 3)
+            k, v = ((Format(Layout(order), place),) * self.arch.layers for order in orders)
+            cache = Cache(cast(Any, k), cast(Any, v), cache.position_BS)
+        return slots.Slots(cache, rows, rows, rows, rows)
 
     def _cache_shardings(self, axis: Any) -> Cache:
         layer: Any = NamedSharding(self.mesh, PartitionSpec(axis, self._heads))
@@ -165,7 +182,7 @@ class Programs:
     def _prefill(self, T: int):
         P = self.prefill_rows
         function = functools.partial(decode.prefill, arch=self.arch, compute=self.compute)
-        arguments = (self._abstract_weights(), _abstract(P, T), _abstract(P))
+        arguments = (self.abstract_weights(), _abstract(P, T), _abstract(P))
         where = (self._weight_shardings(), self._whole, self._whole)
         return function, arguments, where, self._cache_shardings(None), ()
 
@@ -206,7 +223,7 @@ class Programs:
         real = _abstract(dtype=jnp.float32)
         limits = decode.Limits(_abstract(MAX_EOS), _abstract(B, dtype=jnp.bool), _abstract())
         arguments = (
-            self._abstract_weights(),
+            self.abstract_weights(),
             self._abstract_slots(B, S),
             Shape(real, _abstract(), real, real),
             limits,

@@ -92,15 +92,18 @@ class Session:
         wanted, sizes = len(self.queue), self.programs.slots
         self.rows: list[_Row | None] = [None] * next((B for B in sizes if wanted <= B), sizes[-1])
         self.positions = self.programs.positions[0]
-        self.slots = self.programs.run(("empty", len(self.rows)))
+        self.slots: Any = self.programs.run(("empty", len(self.rows)))
         finished: list[Finished] = []
         while self.queue or any(self.rows):
             entrants = self._assign()
             self._resize()
             self._admit(entrants)
+            if not self.queue:
+                self.prefilled = None
             sampled = self._decode()
             yield from finished  # The device is at work meanwhile.
             finished = self._collect(jax.device_get(sampled))
+        self.slots = None  # The caller may hold on to what it iterates.
         yield from finished
 
     def _assign(self) -> list[int]:
@@ -119,13 +122,8 @@ class Session:
 
     def _resize(self) -> None:
         """Go to the fewest rows and cache positions that hold the completions under way."""
-        live = [b for b, row in enumerate(self.rows) if row is not None]
-        while not self.queue and (to := self._fewer_rows()) >= len(live):
-            spare = [0] * (to - len(live))  # Any row: where nobody is, nothing is decoded.
-            key = "gather", len(self.rows), self.positions, to
-            self.slots = self.programs.run(key, self.slots, _host([*live, *spare], np.int32))
-            self.rows = [*(self.rows[b] for b in live), *([None] * len(spare))]
-            live = list(range(len(live)))
+        while not self.queue and self._shrink():
+            pass
 
         steps = self.programs.steps
         need = max(row.length - 1 + min(steps, row.left) for row in self.rows if row is not None)
@@ -137,6 +135,25 @@ class Session:
             key = "stretch", len(self.rows), self.positions, to
             self.slots = self.programs.run(key, self.slots)
             self.positions = to
+
+    def _shrink(self) -> bool:
+        """Go down to the next smaller number of rows, if on every device so few are under way."""
+        to, shards = self._fewer_rows(), self.programs.shards
+        have, width = len(self.rows) // shards, to // shards
+        parts = [self.rows[i : i + have] for i in range(0, len(self.rows), have)]
+        live = [[b for b, row in enumerate(part) if row is not None] for part in parts]
+        if not to or max(map(len, live)) > width:
+            return False
+        # Where nobody is, nothing is decoded: any row will do.
+        places = [b for kept in live for b in [*kept, *[0] * (width - len(kept))]]
+        key = "gather", len(self.rows), self.positions, to
+        self.slots = self.programs.run(key, self.slots, _host(places, np.int32))
+        self.rows = [
+            row
+            for part, kept in zip(parts, live, strict=True)
+            for row in [*(part[b] for b in kept), *[None] * (width - len(kept))]
+        ]
+        return True
 
     def _fewer_rows(self) -> int:
         """The next smaller number of rows, 0 if there is none."""

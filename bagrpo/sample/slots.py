@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 from bagrpo.models.decoder import Cache, empty_cache
 from bagrpo.models.family import Architecture
-from bagrpo.sharding import ROWS
+from bagrpo.sharding import ROWS, split_rows
 
 
 @jax.tree_util.register_dataclass
@@ -102,8 +102,19 @@ def enter(
 
 
 def gather(slots: Slots, row_B: jax.Array) -> Slots:
-    """These rows of the slots, in this order."""
-    return jax.tree.map(lambda x: jnp.take(x, row_B, axis=0, mode="clip"), slots)
+    """Some rows of the slots, each on the device where it was, so that no cache moves.
+
+    Args:
+        slots: from which to take.
+        row_B: int32, as many for each device as for any other: the place of each row among those
+            of its device.
+    """
+
+    def take(slots, row_B):
+        return jax.tree.map(lambda x: jnp.take(x, row_B, axis=0, mode="clip"), slots)
+
+    rows = PartitionSpec(ROWS)
+    return split_rows(take, (rows, rows), rows)(slots, row_B)
 
 
 def stretch(slots: Slots, *, positions: int) -> Slots:

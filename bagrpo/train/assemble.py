@@ -87,7 +87,8 @@ def shapes(config: BatchConfig, row_shards: int) -> list[Shape]:
     for prompt in prompt_buckets(config):
         for response in response_buckets(config):
             packs = max(1, config.microbatch_tokens // (prompt + share * response))
-            rows = min(packs, total) * share * row_shards
+            packs = -(-total // -(-total // packs))  # evenly over so many micro-batches
+            rows = packs * share * row_shards
             found.append(Shape(prompt, response, rows, share))
     return found
 

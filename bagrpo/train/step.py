@@ -100,6 +100,7 @@ class Trainer:
             remat=model.remat,
             logit_tokens=model.logit_tokens,
             share_prompt=batch.share_prompt,
+            attention=sharding.attention(mesh),
         )
         self.schedule = schedule(optimizer_config, updates)
         self.optimizer = optimizer(optimizer_config, arch, updates)
@@ -128,6 +129,17 @@ class Trainer:
         """Compile for every shape that a run can meet, the largest included.
 
         Args:
+            fields: see `calls`.
+            logps: see `calls`.
+        """
+        for name, arguments in self.calls(fields=fields, logps=logps):
+            self._program(name, *arguments)
+        return list(self.programs.values())
+
+    def calls(self, *, fields: Sequence[str], logps: bool) -> list[tuple[str, tuple[Any, ...]]]:
+        """The functions that a run calls, with abstract arguments of every shape it can meet.
+
+        Args:
             fields: names of the optional fields that the run's batches have.
             logps: whether the run computes old or reference log-probs.
         """
@@ -136,15 +148,19 @@ class Trainer:
             lambda x: jax.ShapeDtypeStruct(x.shape, jnp.float32, sharding=x.sharding), params
         )
         temperature = np.float32(1)
-        self._program("zeros")
+        calls: list[tuple[str, tuple[Any, ...]]] = [("zeros", ())]
         for shape in shapes(self.batch, self.row_shards):
             batch = self._abstract_batch(shape, fields)
-            self._program("gradient", params, grads, batch, temperature)
+            calls.append(("gradient", (params, grads, batch, temperature)))
             if logps:
                 tokens = (batch.tokens_BT, batch.prompt_B, batch.mask_BR)
-                self._program("logps", params, tokens, temperature)
-        self._program("update", self.abstract, grads)
-        return list(self.programs.values())
+                calls.append(("logps", (params, tokens, temperature)))
+        return [*calls, ("update", (self.abstract, grads))]
+
+    def lower(self, name: str, *arguments: Any) -> jax.stages.Lowered:
+        """One of the functions for arguments of these shapes, to be compiled."""
+        with jax.set_mesh(self.mesh):
+            return self._functions[name].lower(*arguments)
 
     def train_step(
         self, state: TrainState, rows: Sequence[Row], *, temperature: float = 1.0
@@ -192,8 +208,7 @@ class Trainer:
         leaves, structure = jax.tree.flatten(arguments)
         key = (name, structure, tuple((x.shape, x.dtype) for x in leaves))
         if key not in self.programs:
-            with jax.set_mesh(self.mesh):
-                compiled = self._functions[name].lower(*arguments).compile()
+            compiled = self.lower(name, *arguments).compile()
             batch = next((x for x in arguments if isinstance(x, Batch)), None)
             size = "" if batch is None else f" {batch.tokens_BT.shape} {batch.mask_BR.shape[1]}"
             self.programs[key] = Program(name + size, compiled)
