@@ -35,10 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SystemExit: After `--help` and `--version` (0), and for a line that makes no sense (2).
     """
     parser = _parser()
-    options = parser.parse_args(arguments)
+    options, rest = parser.parse_known_args(arguments)
+    # argparse takes no more settings once an option has stood among them.
+    if any(word.startswith("-") or "overrides" not in options for word in rest):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if options.command is None:
         parser.print_help()
         return 0
+    if rest:
+        options.overrides += rest
     try:
         options.run(options)
     except (ValueError, FileNotFoundError) as error:
@@ -65,6 +70,7 @@ def train(options: argparse.Namespace) -> None:
     and checkpoints/. The same command goes on where a run was stopped, by Ctrl-C or SIGTERM after
     the step under way, or by anything else from its newest checkpoint.
     """
+    _keep_programs()
     from bagrpo import config, distributed
     from bagrpo.train import loop
 
@@ -82,6 +88,7 @@ def evaluate(options: argparse.Namespace) -> None:
     TARGET is a run's folder, or a model as `model.path` names one. A run is evaluated as its own
     settings say, a model by the defaults (greedy, one sample) or as --config says.
     """
+    _keep_programs()
     import rich.console
 
     from bagrpo import distributed
@@ -105,6 +112,7 @@ def sample(options: argparse.Namespace) -> None:
 
     TARGET is a run's folder, or a model as `model.path` names one.
     """
+    _keep_programs()
     from bagrpo.train import inspect
 
     config = inspect.settings(options.target, options.config, options.overrides)
@@ -164,6 +172,60 @@ def bench(options: argparse.Namespace) -> None:
     distributed.finish()
 
 
+def plan(options: argparse.Namespace) -> None:
+    """Compiles a run for TPU slices that are not there: does it fit, and how fast could it be?
+
+    CONFIG is that of a run. Its programs are compiled for each slice, named as the cloud does:
+    v5e-N and v6e-N count chips, v4-N and v5p-N cores, two a chip. cpu:N plans for CPU devices. Of
+    the model only the description is read, so it may be a folder that holds only its config.json.
+    """
+    from bagrpo.plan import environment
+
+    environment.prepare(options.topology)
+    import json
+    import logging
+
+    import rich.console
+
+    from bagrpo import config
+    from bagrpo.plan import plan as planning
+    from bagrpo.plan import table
+    from bagrpo.train import source
+
+    logging.basicConfig(format="%(message)s", level=logging.INFO, force=True)
+    logging.getLogger("jax").setLevel(logging.WARNING)
+    run = config.load(config.RunConfig, options.config, options.overrides)
+    arch = source.architecture(run.model)
+    console = rich.console.Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+    found = []
+    for topology in options.topology:
+        if options.search:
+            plans = planning.search(run, arch, topology, response=options.response)
+            console.print(f"{topology}, best first:", table.ranking(plans))
+        else:
+            plans = [
+                planning.plan(
+                    run,
+                    arch,
+                    topology,
+                    largest=options.largest,
+                    thorough=options.thorough,
+                    response=options.response,
+                )
+            ]
+            table.show(console, plans[0])
+        found += plans
+    if options.json:
+        Path(options.json).write_text(json.dumps(list(map(table.values, found)), indent=1) + "\n")
+
+
+def _keep_programs() -> None:
+    """Lets compiled programs stay in the cache folder; before JAX is imported."""
+    from bagrpo.weights import fetch
+
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(fetch.cache_folder() / "compiled"))
+
+
 def _end_other_processes(reason: str) -> None:
     """An error here would leave the run's other processes waiting."""
     if "bagrpo.distributed" in sys.modules:
@@ -215,6 +277,24 @@ def _benches(parser: argparse.ArgumentParser) -> None:
     _takes_config(parser)
     parser.add_argument("--steps", type=_positive, default=3, help="timed (%(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write the figures there too")
+
+
+def _plans(parser: argparse.ArgumentParser) -> None:
+    _takes_config(parser)
+    parser.add_argument(
+        "--topology", metavar="SLICE", action="append", required=True, help="may be repeated"
+    )
+    parser.add_argument("--largest", action="store_true", help="only each program's largest shape")
+    parser.add_argument(
+        "--thorough",
+        action="store_true",
+        help="let the compiler optimise as for a run; takes three times as long",
+    )
+    parser.add_argument(
+        "--response", type=_positive, metavar="N", help="tokens of a response (the most)"
+    )
+    parser.add_argument("--search", action="store_true", help="try meshes, and rank them")
+    parser.add_argument("--json", metavar="FILE", help="write what was found there too")
 
 
 def _positive(text: str) -> int:
@@ -274,6 +354,7 @@ COMMANDS: dict[
     "eval": (evaluate, _evaluates),
     "sample": (sample, _samples),
     "export": (export, _exports),
+    "plan": (plan, _plans),
     "bench": (bench, _benches),
     "config": (show_config, _takes_config),
 }

@@ -76,6 +76,19 @@ def open_source(model: ModelConfig, *, seed: int = 0, which: Which = None) -> So
     )
 
 
+def architecture(model: ModelConfig) -> Architecture:
+    """The architecture of the model that the configuration names; nothing else of it is read.
+
+    Raises:
+        ValueError: as `open_source` does.
+    """
+    if model.random is not None:
+        return _random(model.random, 0).architecture
+    assert model.path is not None
+    folder = Path(model.path) / MODEL if is_run(model.path) else model.path
+    return checkpoint.describe(fetch.resolve(str(folder))).architecture
+
+
 def is_run(path: str) -> bool:
     """Whether this is the folder of a run."""
     return (Path(path) / CONFIG).is_file() and (Path(path) / MODEL).is_dir()
