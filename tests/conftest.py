@@ -3,6 +3,7 @@
 import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_COMPILATION_CACHE_DIR"] = ""  # nothing outside of temporary folders
 # Most of a test's time is compilation, and programs this small gain little from optimisation.
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")

@@ -3,8 +3,6 @@ import time
 
 import numpy as np
 import pytest
-from processes import finish
-from processes import start as start_processes
 from runs import metrics, parameters, start, train, write_settings
 
 import bagrpo.cli
@@ -88,19 +86,17 @@ def test_a_changed_setting_is_refused_by_name(path, tmp_path):
     assert (tmp_path / "run/config.yaml").read_text() == before
 
 
-@pytest.mark.slow
-def test_two_processes_do_what_one_does(path, tmp_path):
-    """2 processes x 4 devices against 1 process x 8: metrics equal up to the order of sums."""
-    mesh = ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
-    one, two = tmp_path / "one", tmp_path / "two"
-    assert start(path, f"folder={one}", *mesh, devices=8).wait(300) == 0
-    ended = finish(
-        start_processes(bagrpo.cli.__file__, "train", path, f"folder={two}", *mesh), timeout=300
-    )
-    for status, text in ended:
-        assert status == 0, text
-    for a, b in zip(metrics(one), metrics(two), strict=True):
-        assert a == pytest.approx(b, rel=1e-4, abs=1e-5)
+def test_programs_are_compiled_once_for_all_runs(path, tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    monkeypatch.setenv("BAGRPO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    kept = []
+    for number in range(2):
+        assert start(path, f"folder={tmp_path}/{number}", "steps=1").wait(300) == 0
+        names = (entry.name for entry in (tmp_path / "cache/compiled").iterdir())
+        kept.append({name for name in names if name.endswith("-cache")})
+    assert len(kept[0]) > 5
+    assert kept[0] == kept[1]
 
 
 OPTIONS = {
