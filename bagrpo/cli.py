@@ -92,11 +92,12 @@ def evaluate(options: argparse.Namespace) -> None:
     import rich.console
 
     from bagrpo import distributed
-    from bagrpo.train import inspect
+    from bagrpo.train import inspect, source
 
     distributed.initialize()
     config = inspect.settings(options.target, options.config, options.overrides)
-    out = Path(options.out)
+    default = Path(options.target) / "samples.jsonl" if source.is_run(options.target) else None
+    out = Path(options.out or default or "samples.jsonl")
     found = inspect.evaluate_model(
         options.target, config, which=options.step, benchmarks=options.benchmark, out=out
     )
@@ -254,7 +255,7 @@ def _evaluates(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="data to evaluate on (gsm8k, dapo, humaneval, plain); may be repeated",
     )
-    parser.add_argument("--out", default="samples.jsonl", help="file for the samples (%(default)s)")
+    parser.add_argument("--out", help="file for the samples (samples.jsonl, a run's in its folder)")
     _takes_settings(parser)
 
 
@@ -325,10 +326,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=_versions())
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     for name, (run, add_arguments) in COMMANDS.items():
-        description = (inspect.getdoc(run) or "").replace("%", "%%")
+        description = inspect.getdoc(run) or ""
         command = commands.add_parser(
             name,
-            help=description.partition("\n")[0],
+            help=description.partition("\n")[0].replace("%", "%%"),
             description=description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )

@@ -6,6 +6,7 @@ set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 venv="$root/.venv"
 stamp="$venv/.bagrpo-installed"
+compiler="$venv/tpu-compiler"
 
 usage() {
   cat <<'EOF_USAGE'
@@ -65,7 +66,7 @@ is_installed() {
 
 install() {
   local python="$1" installed part
-  local -a installer
+  local -a installer to
   shift
   installed="$(fingerprint)" # of the files as they are now, should they change meanwhile
   [[ -x $venv/bin/python ]] || "$python" -m venv --without-pip "$venv"
@@ -90,8 +91,13 @@ install() {
   fi
   for part in "$@"; do
     if is_installed "$part"; then continue; fi
-    echo "launch/local.sh: installs requirements-$part.lock in $venv"
-    "${installer[@]}" --only-binary :all: --require-hashes -r "$root/requirements-$part.lock"
+    # The compiler stands apart: where there is no TPU, JAX would complain of it at every start.
+    case $part in
+      compiler) to=(--target "$compiler" -r "$root/requirements-tpu.lock") ;;
+      *) to=(-r "$root/requirements-$part.lock") ;;
+    esac
+    echo "launch/local.sh: installs ${to[-1]} in $venv"
+    "${installer[@]}" --only-binary :all: --require-hashes "${to[@]}"
     echo "$installed" >"$stamp-$part"
   done
 }
@@ -135,9 +141,14 @@ run_gate() {
   exec "$venv/bin/python" -m pytest -n auto --dist worksteal "$@"
 }
 
-# Plans, which tests make too, take the TPU compiler, which there is for one system only.
+# Plans for TPUs, which tests make too, take their compiler, which there is for one system only.
 set_up_for_plans() {
-  if [[ $(uname -sm) == "Linux x86_64" ]]; then set_up tpu; else set_up; fi
+  if [[ $(uname -sm) != "Linux x86_64" || ${ACCELERATOR:-} == tpu ]]; then
+    set_up
+  else
+    set_up compiler
+    export PYTHONPATH="$compiler${PYTHONPATH:+:$PYTHONPATH}"
+  fi
 }
 
 case "${1:-}" in
@@ -148,7 +159,7 @@ case "${1:-}" in
     run_gate "$@"
     ;;
   *)
-    if [[ $1 == plan ]]; then set_up_for_plans; else set_up; fi
+    if [[ $1 == plan && $* =~ topology[=\ ]([0-9]+x)?v ]]; then set_up_for_plans; else set_up; fi
     # Large arrays in huge pages, where Linux leaves that to programs: an update on CPU takes about
     # a seventh less time. Other systems ignore it.
     export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"

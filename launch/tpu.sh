@@ -233,6 +233,7 @@ case "$action" in
     exit
     ;;
   create | status | ship | run | logs | stop | watch | delete) shift ;;
+  -*) fail "$action comes after what to do and NAME, as in: launch/tpu.sh create NAME $action" ;;
   *) fail "there is no '$action'; launch/tpu.sh --help lists what there is" ;;
 esac
 case "${1:-}" in

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import subprocess
+import sys
 
 import pytest
 from packaging.requirements import Requirement
@@ -42,9 +43,9 @@ def test_on_a_bare_machine_both_are_installed_at_once(machine):
     assert machine.installs() == expected
 
 
-def test_what_is_asked_for_twice_is_installed_once(machine):
-    assert machine.run("plan", "x", ACCELERATOR="tpu")[0] == 0
-    assert machine.installs().count(lock(machine, "tpu")) == 1
+def test_a_tpu_brings_its_compiler(machine):
+    assert machine.run(*TPU_PLAN, ACCELERATOR="tpu")[0] == 0
+    assert [call for call in machine.installs() if "-tpu.lock" in call] == [lock(machine, "tpu")]
 
 
 def test_a_changed_lock_is_installed_again_where_it_was_asked_for(machine):
@@ -77,24 +78,49 @@ def test_another_accelerator_is_an_error_before_anything_is_made(machine):
     assert not (machine.root / ".venv").exists()
 
 
-@pytest.mark.parametrize("command", ["plan", "test"])
+TPU_PLAN = ["plan", "x", "--topology", "2xv5e-16"]
+
+
+def compiler(machine):
+    options = f"--no-deps --only-binary :all: --require-hashes --target {machine.root}/.venv"
+    return f"{uv(machine)} {options}/tpu-compiler -r {machine.root}/requirements-tpu.lock"
+
+
+@pytest.mark.parametrize("command", [TPU_PLAN, ["plan", "x", "--topology=v5e-4"], ["test"]])
 def test_a_plan_gets_the_tpu_compiler_where_there_is_one(machine, command):
     assert machine.run("config", "x")[0] == 0
     machine.calls()
-    assert machine.run(command, "x")[0] == 0
-    assert machine.calls()[0] == lock(machine, "tpu")
-    assert machine.run(command, "x", ACCELERATOR="tpu")[0] == 0
-    assert lock(machine, "tpu") not in machine.calls()
+    assert machine.run(*command)[0] == 0
+    assert machine.calls()[0] == compiler(machine)
+    assert machine.run(*command)[0] == 0
+    assert compiler(machine) not in machine.calls()
+
+
+def test_nothing_but_plans_sees_the_compiler(machine):
+    said = "import os; print(os.environ.get('PYTHONPATH'))"
+    assert machine.run(*TPU_PLAN)[0] == 0
+    for command, seen in (
+        (TPU_PLAN, f"{machine.root}/.venv/tpu-compiler\n"),
+        (["train", "x"], "None\n"),
+    ):
+        (machine.root / ".venv/bin/bagrpo").write_text(f"#!{sys.executable}\n{said}\n")
+        assert machine.run(*command)[1] == seen
 
 
 @pytest.mark.parametrize("system", ["Darwin arm64", "Linux aarch64"])
 def test_a_plan_does_without_it_elsewhere(machine, system):
     machine.add("uname", f"#!{BASH}\necho {system}\n")
-    assert machine.run("plan", "x")[0] == 0
+    assert machine.run(*TPU_PLAN)[0] == 0
     assert machine.calls()[-2:] == [
         locks_and_project(machine.root, uv(machine))[-1],
-        "bagrpo plan x",
+        f"bagrpo {' '.join(TPU_PLAN)}",
     ]
+
+
+@pytest.mark.parametrize("command", [["plan", "x", "--topology", "cpu:8"], ["train", "v5e"]])
+def test_nothing_else_gets_it(machine, command):
+    assert machine.run(*command)[0] == 0
+    assert compiler(machine) not in machine.calls()
 
 
 def test_a_new_user_reads_one_line_and_nothing_the_next_time(machine):

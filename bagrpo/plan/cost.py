@@ -124,7 +124,7 @@ def _group(rest: str) -> int:
     iota = re.search(r"replica_groups=\[(\d+),(\d+)\]", rest)
     if iota:
         return int(iota[2])
-    named = re.search(r"replica_groups=mesh\[([^\]]*)\] *\{([^}]*)\}", rest)
+    named = re.search(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}", rest)
     if named:
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
         return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", named[2]))

@@ -18,6 +18,7 @@ def prepare(topologies: Sequence[str]) -> None:
 
 
 _QUIET = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -25,4 +26,5 @@ _QUIET = {
     "TPU_MIN_LOG_LEVEL": "3",
     "TPU_STDERR_LOG_LEVEL": "3",
 }
-"""Without a TPU its library asks a server that is not there, and complains."""
+"""Without a TPU its library asks a server that is not there, and complains; and it would let one
+process at a time use it, though all of them only compile."""

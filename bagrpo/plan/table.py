@@ -18,11 +18,13 @@ def show(console: rich.console.Console, plan: Plan) -> None:
     console.print(_memory(plan))
     for program in plan.programs:
         if program.error:
-            console.print(f"{program.name} does not fit: {program.error}", markup=False)
+            console.print(
+                f"{program.name} does not fit: {program.error}", markup=False, soft_wrap=True
+            )
     if plan.chip is not None:
         console.print(_speed(plan))
     for line in _summary(plan):
-        console.print(line, markup=False)
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def ranking(plans: list[Plan]) -> rich.table.Table:

@@ -54,8 +54,8 @@ def prompt_ids(
     template = tokenizer.chat_template if template is None else template
     if template is None:
         raise ValueError(
-            "the tokenizer has no chat template (a base model?): name one of "
-            f"{sorted(TEMPLATES)} or give a Jinja template in the configuration"
+            "the tokenizer has no chat template (a base model?): give the key model.chat_template, "
+            f"a Jinja template or one of {sorted(TEMPLATES)}, e.g. model.chat_template=plain"
         )
     shield = _unused(messages)
     text = render(

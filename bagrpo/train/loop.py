@@ -50,6 +50,8 @@ def train(config: RunConfig) -> None:
             if step >= config.steps:
                 record.say(f"{run.folder} is complete: all its {step} steps are done")
                 return
+            if step:
+                record.say(f"{run.folder} goes on after step {step}")
             record.say(run.compile())
             if step == 0:
                 record.evaluation(0, evaluate_now(run, state, 0))
@@ -66,6 +68,7 @@ def train(config: RunConfig) -> None:
                 if stop and not last:
                     record.say(f"{stop}: step {step} is saved; the same command goes on from it")
                     return
+            record.say(f"all {step} steps are done; the run is in {run.folder}")
 
 
 def take_step(

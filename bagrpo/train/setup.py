@@ -87,7 +87,6 @@ class Run:
         for change in changes:
             log.warning("resuming with a changed setting: %s", change)
         self.stream.restore(restored.host["stream"])
-        log.info("resuming %s after step %d", self.folder, restored.step)
         return restored.state, restored.step
 
     def host_state(self) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def _folder_description(opened: Store) -> Description:
     if config is None:
         raise ValueError(
             f"there is no config.json in {opened.address}; give a Hugging Face folder (for "
-            "example from `hf download`), or a .gguf file"
+            "example from `hf download`), a .gguf file, or the folder of a run"
         )
     generation = opened.read("generation_config.json")
     return Description(

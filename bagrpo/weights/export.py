@@ -95,7 +95,8 @@ def _prepare(folder: Path, overwrite: bool) -> str:
     if folder.exists() and not folder.is_dir():
         return f"export folder {str(folder)!r} is a file; choose another name"
     if folder.exists() and any(folder.iterdir()) and not overwrite:
-        return f"export folder {str(folder)!r} is not empty; choose another, or overwrite it"
+        said = "is not empty; choose another, or overwrite it (--overwrite)"
+        return f"export folder {str(folder)!r} {said}"
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", safetensors.INDEX):
         (folder / name).unlink(missing_ok=True)

@@ -91,7 +91,12 @@ def test_a_batched_product_with_padding_counts_only_what_meets():
 
 @pytest.mark.parametrize(
     "groups",
-    ["[2,4]<=[8]", "{{0,1,2,3},{4,5,6,7}}", "mesh['a'=2,'b'=4] {'b'}"],
+    [
+        "[2,4]<=[8]",
+        "{{0,1,2,3},{4,5,6,7}}",
+        "mesh['a'=2,'b'=4] {'b'}",
+        "mesh['a'=4,'b'=1,'c'=2], device_ids=([2,4]T(1,0)) {'a'}",
+    ],
 )
 def test_devices_of_a_collective_in_every_spelling(groups):
     found = of(

@@ -29,7 +29,6 @@ batch:
   microbatch_tokens: 2048
 data:
   sources: [{source: arithmetic}]
-sample: {slots: 64, slot_buckets: [32, 64]}
 """
 
 
@@ -52,16 +51,10 @@ def by_name(plan):
 
 
 def test_the_same_work_on_each_chip_costs_the_same_on_more_chips(tmp_path):
-    small = plan(tmp_path, "--topology", "v5e-4", "--largest")[0][0]
+    half, whole = (f"sample={{slots: {n}, slot_buckets: [{n}]}}" for n in (64, 128))
+    small = plan(tmp_path, "--topology", "v5e-8", "--largest", half, "mesh.data=2")[0][0]
     large, said = plan(
-        tmp_path,
-        "--topology",
-        "v5e-16",
-        "--largest",
-        "batch.problems=64",
-        "sample={slots: 256, slot_buckets: [128, 256]}",
-        "mesh.data=4",
-        "mesh.fsdp=4",
+        tmp_path, "--topology", "v5e-16", "--largest", whole, "mesh.data=4", "batch.problems=32"
     )
     assert small["fits"]
     assert large[0]["fits"]
@@ -89,6 +82,8 @@ def test_what_does_not_fit_is_said_with_its_buffers(tmp_path):
         "--largest",
         "model.random.embed=8192",
         "model.random.ffw=65536",
+        "model.random.heads=64",
+        "model.random.kv_heads=8",
     )
     assert not found[0]["fits"]
     assert "does not fit" in said
