@@ -183,12 +183,36 @@ def split_rows(function: Callable[..., Any], in_specs: Any, out_specs: Any) -> C
     )
 
 
-def gather_rows(x: jax.Array, meanings: tuple[str, ...]) -> jax.Array:
-    """Inside `split_rows`: a parameter whole along `fsdp`; its gradient is summed in shards."""
+def gather_rows(x: jax.Array, meanings: tuple[str, ...], dtype: str) -> jax.Array:
+    """Inside `split_rows`: a parameter whole along `fsdp`, its values rounded to a dtype.
+
+    They move in that dtype; the result is float32, so that gradients are summed in float32, on a
+    device and over devices, and come back in shards.
+    """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.shape["fsdp"] == 1:
-        return x
-    return jax.lax.all_gather(x, "fsdp", axis=meanings.index("embed"), tiled=True)
+    axis = None if mesh.empty or mesh.shape["fsdp"] == 1 else meanings.index("embed")
+    return _gathered(x, axis, dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gathered(x: jax.Array, axis: int | None, dtype: str) -> jax.Array:
+    x = x.astype(dtype)
+    if axis is not None:
+        x = jax.lax.all_gather(x, "fsdp", axis=axis, tiled=True)
+    return x.astype("float32")
+
+
+def _gathered_forward(x, axis, dtype):
+    return _gathered(x, axis, dtype), jax.numpy.zeros((0,), x.dtype)
+
+
+def _gathered_backward(axis, dtype, like, gradient):
+    if axis is not None:
+        gradient = jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=axis, tiled=True)
+    return (gradient.astype(like.dtype),)
+
+
+_gathered.defvjp(_gathered_forward, _gathered_backward)
 
 
 def param_parts(meanings: tuple[str, ...]) -> PartitionSpec:

@@ -122,8 +122,8 @@ def token_logps(
     rows = PartitionSpec(ROWS)
 
     def of_my_rows(head, hidden_BRD, target_BR):
-        # The gradients of all chunks are summed, in float32, before they leave the device.
-        whole = gather_rows(head.astype(hidden_BRD.dtype), meanings).astype(jnp.float32)
+        # The gradients of all chunks are summed before they leave the device.
+        whole = gather_rows(head, meanings, str(hidden_BRD.dtype))
         body = functools.partial(
             _chunk_logps, arch, {name: whole}, jnp.float32(temperature), entropy
         )
