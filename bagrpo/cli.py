@@ -201,7 +201,9 @@ def plan(options: argparse.Namespace) -> None:
     found = []
     for topology in options.topology:
         if options.search:
-            plans = planning.search(run, arch, topology, response=options.response)
+            plans = planning.search(
+                run, arch, topology, thorough=options.thorough, response=options.response
+            )
             console.print(f"{topology}, best first:", table.ranking(plans))
         else:
             plans = [
@@ -285,7 +287,9 @@ def _plans(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--topology", metavar="SLICE", action="append", required=True, help="may be repeated"
     )
-    parser.add_argument("--largest", action="store_true", help="only each program's largest shape")
+    parser.add_argument(
+        "--largest", action="store_true", help="only each program's largest shape, as --search does"
+    )
     parser.add_argument(
         "--thorough",
         action="store_true",

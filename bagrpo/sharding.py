@@ -186,8 +186,13 @@ def split_rows(function: Callable[..., Any], in_specs: Any, out_specs: Any) -> C
 def gather_rows(x: jax.Array, meanings: tuple[str, ...], dtype: str) -> jax.Array:
     """Inside `split_rows`: a parameter whole along `fsdp`, its values rounded to a dtype.
 
-    They move in that dtype; the result is float32, so that gradients are summed in float32, on a
-    device and over devices, and come back in shards.
+    They move in that dtype, but are float32 before and after, and so is the gradient: it is summed
+    on a device and over devices without rounding, and comes back in shards.
+
+    Args:
+        x: the device's shard, float32.
+        meanings: of its axes.
+        dtype: of the products that it is for.
     """
     mesh = jax.sharding.get_abstract_mesh()
     axis = None if mesh.empty or mesh.shape["fsdp"] == 1 else meanings.index("embed")
@@ -203,13 +208,13 @@ def _gathered(x: jax.Array, axis: int | None, dtype: str) -> jax.Array:
 
 
 def _gathered_forward(x, axis, dtype):
-    return _gathered(x, axis, dtype), jax.numpy.zeros((0,), x.dtype)
+    return _gathered(x, axis, dtype), None
 
 
-def _gathered_backward(axis, dtype, like, gradient):
+def _gathered_backward(axis, dtype, _, gradient):
     if axis is not None:
         gradient = jax.lax.psum_scatter(gradient, "fsdp", scatter_dimension=axis, tiled=True)
-    return (gradient.astype(like.dtype),)
+    return (gradient,)
 
 
 _gathered.defvjp(_gathered_forward, _gathered_backward)

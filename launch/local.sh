@@ -93,7 +93,10 @@ install() {
     if is_installed "$part"; then continue; fi
     # The compiler stands apart: where there is no TPU, JAX would complain of it at every start.
     case $part in
-      compiler) to=(--target "$compiler" -r "$root/requirements-tpu.lock") ;;
+      compiler)
+        rm -rf "$compiler" # pip would leave an older one as it is
+        to=(--target "$compiler" -r "$root/requirements-tpu.lock")
+        ;;
       *) to=(-r "$root/requirements-$part.lock") ;;
     esac
     echo "launch/local.sh: installs ${to[-1]} in $venv"

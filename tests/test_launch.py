@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tomllib
@@ -14,7 +13,7 @@ from packaging.requirements import Requirement
 REPOSITORY = Path(__file__).parents[1]
 LOCKS = [f"requirements{part}.lock" for part in ("", "-gym", "-tpu", "-cuda")]
 COPIED = ["launch/local.sh", ".ci/run", "pyproject.toml", *LOCKS]
-TOOLS = ["bash", "dirname", "cat", "cksum", "mkdir"]
+TOOLS = ["bash", "dirname", "cat", "cksum", "mkdir", "rm"]
 BASH = shutil.which("bash") or "bash"
 CHECKS = ["ruff check .", "ruff format --check .", "pyright", "shellcheck launch/local.sh .ci/run"]
 
@@ -80,16 +79,14 @@ class Checkout:
         site = next((venv / "lib").glob("python*/site-packages"))
         (site / "pip.py").write_text(self.installer("pip"))
 
-    def start(self, *arguments, script="launch/local.sh", cwd=None, **environment):
+    def start(self, *arguments, script="launch/local.sh", cwd=None, before=(), **environment):
         return subprocess.Popen(
-            [BASH, str(self.root / script), *arguments],
+            [*before, BASH, str(self.root / script), *arguments],
             cwd=cwd or self.root,
             env={"PATH": str(self.path), **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            # A shell cannot trap what was ignored when it began, as SIGINT is in the background.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def run(self, *arguments, **options):

@@ -59,8 +59,18 @@ def checkout(tmp_path):
             os.kill(pid, signal.SIGKILL)
 
 
+# A shell cannot trap what was ignored when it began, as SIGINT is in the background.
+HEED = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
 def start(checkout, *arguments, **environment):
-    return checkout.start(*arguments, script="launch/processes.sh", **environment)
+    heed = (sys.executable, "-c", HEED)
+    script = "launch/processes.sh"
+    return checkout.start(*arguments, script=script, before=heed, **environment)
 
 
 def run(checkout, *arguments, **environment):

@@ -130,7 +130,7 @@ def token_logps(
         return _in_chunks(body, hidden_BRD, target_BR, logit_tokens)
 
     split = split_rows(of_my_rows, (param_parts(meanings), rows, rows), (rows, rows))
-    return split(params[name], hidden_BRD, target_BR)
+    return split(params[name].astype(jnp.float32), hidden_BRD, target_BR)
 
 
 def _in_chunks(body, hidden_BRD, target_BR, logit_tokens):

@@ -32,7 +32,6 @@ class Chip:
 class Slice:
     """Chips that are rented together."""
 
-    name: str
     chip: Chip
     shape: tuple[int, ...]
     """Of one slice."""
@@ -83,7 +82,7 @@ def parse(name: str) -> Slice:
     if shape is None:
         sizes = [n * chip.cores for n in _COUNTS if _shape(n, chip.torus)]
         raise ValueError(f"no slice is called {name!r}; {chip.name} has N = {sizes}")
-    return Slice(name, chip, shape, int(found[1] or 1))
+    return Slice(chip, shape, int(found[1] or 1))
 
 
 _COUNTS = [2**power for power in range(13)]

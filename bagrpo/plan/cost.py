@@ -11,7 +11,7 @@ import math
 import re
 
 from bagrpo.plan import hlo
-from bagrpo.plan.hlo import Array, Op, Program, arrays
+from bagrpo.plan.hlo import Array, Module, Op, arrays
 from bagrpo.plan.products import PRODUCTS
 
 BYTES = {
@@ -65,16 +65,16 @@ def cost(text: str, *, turns: int = 1) -> Cost:
         text: of the `jax.stages.Compiled`.
         turns: of a loop that goes on for as long as data say, as that of sampling does.
     """
-    program = hlo.parse(text)
+    module = hlo.parse(text)
     found, stages = Cost(), set()
-    for name, times in hlo.times(program, turns).items():
-        for op in program.computations[name].values():
-            _count(program, program.computations[name], op, times, found, stages)
+    for name, times in hlo.times(module, turns).items():
+        for op in module.computations[name].values():
+            _count(module, module.computations[name], op, times, found, stages)
     return found
 
 
 def _count(
-    program: Program, here: dict[str, Op], op: Op, times: float, found: Cost, stages: set[str]
+    module: Module, here: dict[str, Op], op: Op, times: float, found: Cost, stages: set[str]
 ) -> None:
     """Adds what an operation costs, all of its runs together."""
     if op.kind in _FREE or op.kind in ("while", "conditional", "call"):
@@ -83,8 +83,8 @@ def _count(
     if cycles:
         found.cycles += times * int(cycles[1])
     if not op.kind.endswith("-done"):
-        found.bytes += times * _moved(program, here, op)
-    for inner, ops in _within(program, here, op):
+        found.bytes += times * _moved(module, here, op)
+    for inner, ops in _within(module, here, op):
         if inner.kind in ("dot", "convolution", "custom-call"):
             found.flops += times * PRODUCTS[inner.kind](inner, ops)
         kind = inner.kind.removesuffix("-start")
@@ -92,12 +92,12 @@ def _count(
             _add_collective(kind, inner, ops, times, found, None if inner is op else stages)
 
 
-def _within(program: Program, here: dict[str, Op], op: Op) -> list[tuple[Op, dict[str, Op]]]:
+def _within(module: Module, here: dict[str, Op], op: Op) -> list[tuple[Op, dict[str, Op]]]:
     """The operation, or those that are fused into it, each with its surroundings."""
     if op.kind not in ("fusion", "custom-call") or "calls=" not in op.rest:
         return [(op, here)]
-    inner = program.computations[hlo.called(op, "calls")]
-    return [pair for each in inner.values() for pair in _within(program, inner, each)]
+    inner = module.computations[hlo.called(op, "calls")]
+    return [pair for each in inner.values() for pair in _within(module, inner, each)]
 
 
 def _add_collective(
@@ -141,7 +141,7 @@ def _heavy(shape: str) -> float:
     return sum(_size(array) for array in arrays(shape) if _FAST not in array.layout)
 
 
-def _moved(program: Program, here: dict[str, Op], op: Op) -> float:
+def _moved(module: Module, here: dict[str, Op], op: Op) -> float:
     """Bytes that an operation reads and writes, of a slice only what is sliced."""
     if op.kind in ("dynamic-slice", "slice", "gather"):
         return 2 * _heavy(op.shape)
@@ -153,8 +153,8 @@ def _moved(program: Program, here: dict[str, Op], op: Op) -> float:
     if op.kind != "fusion":
         return _heavy(op.shape) + sum(_heavy(operand.shape) for operand in operands)
     name = hlo.called(op, "calls")
-    inner = program.computations[name]
-    total = _written(inner, inner[program.roots[name]], op.shape)
+    inner = module.computations[name]
+    total = _written(inner, inner[module.roots[name]], op.shape)
     for each in inner.values():
         if each.kind == "parameter" and int(each.inside) < len(operands):
             total += _read(inner, each, operands[int(each.inside)].shape)

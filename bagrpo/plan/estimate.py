@@ -91,7 +91,7 @@ def step(
     def fitting(kind: str, sizes: Sequence[int]) -> Program:
         """The smallest program of a kind that holds these sizes."""
         found = [p for p in programs if p.kind == kind and _holds(p, sizes)]
-        return min(found, key=lambda p: _sizes(p))
+        return min(found, key=_sizes)
 
     sampled = config.algorithm.surrogate != "likelihood"
     if sampled:
@@ -106,7 +106,8 @@ def step(
     for kind, often in (("gradient", batch.epochs), ("logps", _passes(config))):
         if often:
             program = fitting(kind, (prompt, response))
-            update += often * math.ceil(rows / program.shape.rows) * seconds[id(program)]
+            batches = batch.minibatches * math.ceil(batch.update_rows / program.shape.rows)
+            update += often * batches * seconds[id(program)]
     update += batch.updates * sum(seconds[id(p)] for p in programs if p.kind == "update")
     lengths = [response] * batch.group
     useful = (3 * batch.epochs + _passes(config)) * flops.forward(

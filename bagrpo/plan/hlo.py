@@ -38,15 +38,15 @@ class Op:
 
 
 @dataclasses.dataclass
-class Program:
-    """A compiled program's computations."""
+class Module:
+    """A compiled program: its computations, by name."""
 
     entry: str
     computations: dict[str, dict[str, Op]]
     roots: dict[str, str]
 
 
-def parse(text: str) -> Program:
+def parse(text: str) -> Module:
     """Takes the text apart."""
     entry, computations, roots, current = "", {}, {}, ""
     for line in text.splitlines():
@@ -62,7 +62,7 @@ def parse(text: str) -> Program:
             computations[current][op.name] = op
             if line.lstrip().startswith("ROOT"):
                 roots[current] = op.name
-    return Program(entry, computations, roots)
+    return Module(entry, computations, roots)
 
 
 def _op(name: str, text: str) -> Op:
@@ -83,21 +83,21 @@ def _closing(text: str, begin: int) -> int:
     raise ValueError(f"no end to the parenthesis in {text[:80]!r}")
 
 
-def times(program: Program, unknown: int) -> dict[str, float]:
+def times(module: Module, unknown: int) -> dict[str, float]:
     """How often each computation runs that is not inside a fused operation.
 
     Args:
-        program: parsed.
+        module: parsed.
         unknown: turns of a loop that goes on for as long as data say.
     """
     found: dict[str, float] = collections.defaultdict(float)
 
     def visit(name: str, often: float) -> None:
         found[name] += often
-        here = program.computations[name]
+        here = module.computations[name]
         for op in here.values():
             if op.kind == "while":
-                turns = _turns(program, here, op) or unknown
+                turns = _turns(module, here, op) or unknown
                 visit(called(op, "body"), often * turns)
             elif op.kind == "conditional":
                 for branch in _branches(op):  # each as if taken: an upper bound
@@ -105,7 +105,7 @@ def times(program: Program, unknown: int) -> dict[str, float]:
             elif op.kind in ("call", "async-start"):
                 visit(called(op, "to_apply" if "to_apply=" in op.rest else "calls"), often)
 
-    visit(program.entry, 1.0)
+    visit(module.entry, 1.0)
     return dict(found)
 
 
@@ -123,14 +123,14 @@ def _branches(op: Op) -> list[str]:
     return [called(op, f"{side}_computation") for side in ("true", "false")]
 
 
-def _turns(program: Program, here: dict[str, Op], loop: Op) -> float | None:
+def _turns(module: Module, here: dict[str, Op], loop: Op) -> float | None:
     """Of a loop that counts up to a constant; None for any other."""
     known = re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest)
     if known:
         return float(known[1])
     name = called(loop, "condition")
-    condition = program.computations[name]
-    test = condition[program.roots[name]]
+    condition = module.computations[name]
+    test = condition[module.roots[name]]
     if test.kind == "fusion":
         return None
     sides = [condition.get(operand) for operand in test.operands]
@@ -145,7 +145,7 @@ def _turns(program: Program, here: dict[str, Op], loop: Op) -> float | None:
         return None
     body = called(loop, "body")
     first = _constant(here, here[loop.operands[0]].operands[int(index[1])])
-    step = _step(program.computations[body], program.roots[body], int(index[1]))
+    step = _step(module.computations[body], module.roots[body], int(index[1]))
     return math.ceil(max(0, stop - (first or 0)) / step)
 
 

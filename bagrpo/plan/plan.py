@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import logging
 import math
@@ -75,9 +76,15 @@ def plan(
         response: tokens of the responses that the step is estimated for; by default the most.
 
     Raises:
-        ValueError: for a slice that does not exist, without the TPU compiler, or if the model does
-            not divide over the mesh.
+        ValueError: for a slice that does not exist, without the TPU compiler, if the model does not
+            divide over the mesh, or if `response` is longer than the run allows.
     """
+    length = response or config.batch.max_response
+    if length > config.batch.max_response:
+        raise ValueError(
+            f"--response {length} is longer than batch.max_response = {config.batch.max_response}; "
+            "raise that, or give fewer tokens"
+        )
     chip, devices = _devices(topology)
     mesh = sharding.make_mesh(config.mesh, devices)
     planner = Planner(config, arch, mesh)
@@ -87,25 +94,32 @@ def plan(
         programs.append(program)
     found = Plan(topology, config, chip, dict(mesh.shape), programs, None, thorough)
     if chip is not None and found.fits:
-        length = response or config.batch.max_response
         found.step = step(programs, config, arch, chip, devices=mesh.size, response=length)
     return found
 
 
 def search(
-    config: RunConfig, arch: Architecture, topology: str, *, response: int | None = None
+    config: RunConfig,
+    arch: Architecture,
+    topology: str,
+    *,
+    thorough: bool = False,
+    response: int | None = None,
 ) -> list[Plan]:
     """Plans for all meshes that divide, and for other micro-batches on the best; best first.
 
     Only the largest shape of each program is compiled. See `plan` for the arguments.
     """
+    one = functools.partial(
+        plan, arch=arch, topology=topology, largest=True, thorough=thorough, response=response
+    )
     _, devices = _devices(topology)
     found = []
     for mesh in meshes(arch, len(devices)):
         log.info("%s: trying %s", topology, mesh)
         tried = config.model_copy(update={"mesh": mesh})
         try:
-            found.append(plan(tried, arch, topology, largest=True, response=response))
+            found.append(one(tried))
         except ValueError as error:
             log.info("%s: left out, %s", topology, error)
     found.sort(key=_rank)
@@ -115,7 +129,7 @@ def search(
             log.info("%s: trying batch.microbatch_tokens=%d", topology, tokens)
             batch = best.batch.model_copy(update={"microbatch_tokens": tokens})
             tried = best.model_copy(update={"batch": batch})
-            found.append(plan(tried, arch, topology, largest=True, response=response))
+            found.append(one(tried))
     return sorted(found, key=_rank)
 
 

@@ -21,10 +21,8 @@ from bagrpo.models import flops
 from bagrpo.models import params as model_params
 from bagrpo.models.family import Architecture
 from bagrpo.plan.cost import Cost, cost
-from bagrpo.sample.engine import Engine
 from bagrpo.train.assemble import Shape, shapes
-from bagrpo.train.setup import batch_fields, needs_logps
-from bagrpo.train.step import Trainer
+from bagrpo.train.setup import batch_fields, make_engine, make_trainer, needs_logps, samples
 
 FASTEST_COMPILATION = {
     "exec_time_optimization_effort": -1.0,
@@ -95,26 +93,8 @@ class Planner:
             ValueError: if a dimension does not divide over the mesh.
         """
         self.config, self.arch, self.mesh = config, arch, mesh
-        self.trainer = Trainer(
-            arch,
-            mesh,
-            model=config.model,
-            algorithm=config.algorithm,
-            optimizer_config=config.optimizer,
-            batch=config.batch,
-            updates=config.steps * config.batch.updates,
-        )
-        self.engine = None
-        if config.algorithm.surrogate != "likelihood" or config.data.evaluation:
-            self.engine = Engine(
-                arch,
-                mesh,
-                compute_dtype=config.model.dtype,
-                config=config.sample,
-                max_prompt=config.batch.max_prompt,
-                max_response=config.batch.max_response,
-                eos_ids=arch.eos_ids[:1],
-            )
+        self.trainer = make_trainer(config, arch, mesh)
+        self.engine = make_engine(config, arch, mesh, None) if samples(config) else None
         held = self.trainer.abstract
         params = _bytes(held.params)
         self.resident = Resident(

@@ -76,10 +76,7 @@ def _values(plan: Plan, program: Program) -> dict[str, Any]:
         }
         if plan.chip is not None:
             limits = times(program, plan.chip)
-            found |= {
-                "roofline_seconds": limits.roofline,
-                "bound": limits.bound,
-            }
+            found |= {"roofline_seconds": limits.roofline, "bound": limits.bound}
             if plan.thorough:
                 found["compiler_seconds"] = cost.cycles / plan.chip.hertz
     return found
@@ -177,8 +174,9 @@ def _summary(plan: Plan) -> list[str]:
         f"{step['rollout_seconds']:.1f}, update {step['update_seconds']:.1f}), "
         f"{step['tokens_per_second_and_chip']:.0f} tokens/s per chip, MFU {step['mfu']:.1%}, "
         f"{step['chip_hours_per_1000_steps']:.0f} chip-hours per 1,000 steps.",
-        "Exact: memory, FLOPs and collectives, as compiled. Estimates: bytes moved, and all times, "
-        "which are lower bounds (the slowest of compute, memory and links at published peaks).",
+        "Exact: memory, FLOPs and collectives, as compiled. Estimates: bytes moved, and all times: "
+        "the slowest of compute, memory and links at published peaks, which a run does not reach. "
+        "Links are those within a slice, also where several are joined.",
     ]
 
 

@@ -81,7 +81,7 @@ def evaluate_model(
             tokenize=prompter,
             max_prompt=config.batch.max_prompt,
         )
-        engine = make_engine(config, source, mesh)
+        engine = make_engine(config, source.architecture, mesh, source.tokenizer)
         engine.load(source.load(mesh, config.model.dtype))
         sampler = Sampler(engine, prompter, scorer, config.seed)
         found = evaluate_with(sampler, config, first(loaded, config.eval.limit), step=0)
@@ -115,7 +115,8 @@ def say(
         template = config.model.chat_template
         ids = Prompter(source.tokenizer, template)([{"role": "user", "content": prompt}])
     slots = config.sample.model_copy(update={"slots": min(config.sample.slots, samples)})
-    engine = make_engine(config.model_copy(update={"sample": slots}), source, mesh)
+    config = config.model_copy(update={"sample": slots})
+    engine = make_engine(config, source.architecture, mesh, source.tokenizer)
     engine.load(source.load(mesh, config.model.dtype))
     request, sampling = Request(ids, 0, samples), Sampling.of(config.sample)
     for _, _, completion in engine.generate([request], sampling, seed=config.seed, step=0):

@@ -20,9 +20,11 @@ from bagrpo.data import problems as problem_data
 from bagrpo.data import sources
 from bagrpo.data.stream import Stream
 from bagrpo.eval.evaluate import first
+from bagrpo.models.family import Architecture
 from bagrpo.models.params import Params
 from bagrpo.records import Problem
 from bagrpo.sample.engine import Engine
+from bagrpo.text.tokenizer import Tokenizer
 from bagrpo.train.checkpoint import Checkpoints
 from bagrpo.train.resume import check_settings
 from bagrpo.train.rollout import Prompter, Sampler
@@ -166,23 +168,16 @@ def prepare(config: RunConfig) -> Iterator[Run]:
     mesh = sharding.make_mesh(config.mesh)
     source = open_source(config.model, seed=config.seed)
     arch, prompter = source.architecture, Prompter(source.tokenizer, config.model.chat_template)
-    trainer = Trainer(
-        arch,
-        mesh,
-        model=config.model,
-        algorithm=config.algorithm,
-        optimizer_config=config.optimizer,
-        batch=config.batch,
-        updates=config.steps * config.batch.updates,
-    )
+    trainer = make_trainer(config, arch, mesh)
     kinds = {sources.kind(part) for part in (*config.data.sources, *config.data.evaluation)}
     with Scorer(config.verify, kinds, max_tokens=config.batch.max_response) as scorer:
         for kind in scorer.self_test():
             log.info("verifier %r has no example to test itself on", kind)
         stream, evaluation = load_problems(config, prompter, scorer)
         sampler = None
-        if config.algorithm.surrogate != "likelihood" or evaluation:
-            sampler = Sampler(make_engine(config, source, mesh), prompter, scorer, config.seed)
+        if samples(config):
+            engine = make_engine(config, arch, mesh, source.tokenizer)
+            sampler = Sampler(engine, prompter, scorer, config.seed)
         reference = None
         if config.algorithm.kl.coef:
             reference = source.load(mesh, config.model.param_dtype)
@@ -200,16 +195,36 @@ def prepare(config: RunConfig) -> Iterator[Run]:
         )
 
 
-def make_engine(config: RunConfig, source: Source, mesh: Mesh) -> Engine:
+def samples(config: RunConfig) -> bool:
+    """Whether the run samples: a supervised one that is never evaluated does not."""
+    return config.algorithm.surrogate != "likelihood" or bool(config.data.evaluation)
+
+
+def make_trainer(config: RunConfig, arch: Architecture, mesh: Mesh) -> Trainer:
+    """The trainer of a run; nothing is compiled yet."""
+    return Trainer(
+        arch,
+        mesh,
+        model=config.model,
+        algorithm=config.algorithm,
+        optimizer_config=config.optimizer,
+        batch=config.batch,
+        updates=config.steps * config.batch.updates,
+    )
+
+
+def make_engine(
+    config: RunConfig, arch: Architecture, mesh: Mesh, tokenizer: Tokenizer | None
+) -> Engine:
     """The sampler of a run, without parameters yet."""
     return Engine(
-        source.architecture,
+        arch,
         mesh,
         compute_dtype=config.model.dtype,
         config=config.sample,
         max_prompt=config.batch.max_prompt,
         max_response=config.batch.max_response,
-        tokenizer=source.tokenizer,
+        tokenizer=tokenizer,
     )
 
 

@@ -274,10 +274,12 @@ class Trainer:
         )
 
     def _apply_grads(self, state: TrainState, grads):
-        with jax.numpy_dtype_promotion("standard"):  # optax raises floats to integer counts
+        # Optax raises floats to integer counts, and adds float32 to parameters of any float type.
+        with jax.numpy_dtype_promotion("standard"):
             changes, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
             rate = jnp.float32(self.schedule(state.updates))
-        params: Any = optax.apply_updates(state.params, changes)
+            params: Any = optax.apply_updates(state.params, changes)
+        opt_state = jax.tree.map(lambda x, old: x.astype(old.dtype), opt_state, state.opt_state)
         metrics = {"grad_norm": optax.tree.norm(grads), "learning_rate": rate}
         return TrainState(params, opt_state, state.updates + 1), metrics
 

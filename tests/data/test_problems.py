@@ -2,11 +2,15 @@ import json
 import logging
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from bagrpo.config import ArithmeticSource, DataConfig, FileSource, GymSource, PromptConfig, Turn
 from bagrpo.data import arithmetic
 from bagrpo.data.problems import load, overlap
+
+NO_GYM = "reasoning-gym takes a C compiler, and launch/local.sh leaves it out where there is none"
 
 GSM8K = [
     {"question": "Two and two?", "answer": "2 + 2 = <<2+2=4>>4\n#### 4"},
@@ -32,9 +36,6 @@ def write(tmp_path):
         if isinstance(records, bytes):
             path.write_bytes(records)
         elif path.suffix == ".parquet":
-            pyarrow = pytest.importorskip("pyarrow")
-            from pyarrow import parquet
-
             parquet.write_table(pyarrow.Table.from_pylist(records), path, row_group_size=1)
         else:
             path.write_text("".join(json.dumps(record) + "\n" for record in records))
@@ -303,7 +304,6 @@ def test_a_file_that_is_not_there_or_of_no_known_kind_is_named(write, tmp_path):
 
 
 def test_broken_parquet_is_named(write):
-    pytest.importorskip("pyarrow")
     with pytest.raises(ValueError, match=r"x.parquet row 1 is not parquet"):
         load_file(write(b"PAR1 but not really", "x.parquet"))
     with pytest.raises(ValueError, match=r"row 1 has no column 'q', it has 'prompt', 'answer'"):
@@ -337,7 +337,7 @@ def test_generated_evaluation_is_never_trained_on():
 
 
 def test_reasoning_gym_tasks_are_problems_and_never_both_trained_on_and_evaluated():
-    pytest.importorskip("reasoning_gym")
+    pytest.importorskip("reasoning_gym", reason=NO_GYM)
     source = GymSource(task="chain_sum", rows=40, options={"max_terms": 2, "max_digits": 1})
     config = DataConfig(
         sources=(source,), evaluation=(source, GymSource(task="rush_hour", rows=1, name="cars"))
@@ -364,13 +364,13 @@ def test_reasoning_gym_tasks_are_problems_and_never_both_trained_on_and_evaluate
     ],
 )
 def test_unknown_tasks_and_options_are_named(settings, message):
-    pytest.importorskip("reasoning_gym")
+    pytest.importorskip("reasoning_gym", reason=NO_GYM)
     with pytest.raises(ValueError, match=message):
         load(DataConfig(sources=(GymSource(**settings),)), "training")
 
 
 def test_a_task_that_fills_one_side_only_is_named(monkeypatch):
-    pytest.importorskip("reasoning_gym")
+    pytest.importorskip("reasoning_gym", reason=NO_GYM)
     monkeypatch.setattr(arithmetic, "held_out", lambda key: key.endswith(" 1 + 1 ="))
     config = DataConfig(evaluation=(GymSource(task="chain_sum", rows=10),))
     with pytest.raises(ValueError, match=r"180 draws .* held 0 held-out questions where rows=10"):

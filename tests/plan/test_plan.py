@@ -155,6 +155,12 @@ def test_a_slice_needs_the_compiler(monkeypatch):
         planning.plan(run, arch, "v5e-16")
 
 
+def test_a_response_that_the_run_does_not_allow_is_said():
+    run, arch = load()
+    with pytest.raises(ValueError, match=r"--response 9 is longer than batch.max_response = 8"):
+        planning.plan(run, arch, "cpu:8", response=9)
+
+
 def test_too_few_cpus_are_said():
     run, arch = load()
     with pytest.raises(ValueError, match="JAX_NUM_CPU_DEVICES=99"):

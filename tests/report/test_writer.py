@@ -161,7 +161,6 @@ def test_tensorboard_gets_the_finite_metrics_when_it_is_installed(tmp_path, monk
 
 
 def test_tensorboard_reads_what_is_written(tmp_path):
-    pytest.importorskip("tensorboardX")
     writer = Writer(tmp_path, ReportConfig(), step=None)
     writer.metrics(1, {"loss": 0.5})
     writer.close()

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 
@@ -77,6 +78,16 @@ def metrics(folder):
         }
         for line in lines
     ]
+
+
+def wait_for_step(folder, step):
+    """Returns once a run that is under way has logged this step."""
+    for _ in range(2400):
+        lines = metrics(folder) if (folder / "metrics.jsonl").exists() else []
+        if lines and lines[-1]["step"] >= step:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{folder} did not come to step {step}")
 
 
 def parameters(path, folder):

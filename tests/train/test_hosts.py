@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from processes import finish
 from processes import start as start_processes
-from runs import metrics, parameters, start, write_settings
+from runs import metrics, parameters, start, wait_for_step, write_settings
 
 import bagrpo.cli
 
@@ -76,15 +76,6 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path):
         assert [status for status, _ in ended] == [0] * processes
     assert start(path, f"folder={several}", *MESH, devices=8).wait(300) == 0
     assert_alike(path, one, several)
-
-
-def wait_for_step(folder, step):
-    for _ in range(2400):
-        lines = metrics(folder) if (folder / "metrics.jsonl").exists() else []
-        if lines and lines[-1]["step"] >= step:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"{folder} did not come to step {step}")
 
 
 def test_a_signal_to_one_host_saves_on_all(tmp_path):

@@ -1,9 +1,8 @@
 import signal
-import time
 
 import numpy as np
 import pytest
-from runs import metrics, parameters, start, train, write_settings
+from runs import metrics, parameters, start, train, wait_for_step, write_settings
 
 import bagrpo.cli
 from bagrpo import config
@@ -35,15 +34,6 @@ def edit(text, *overrides, folder):
     settings = config.load(RunConfig, text, overrides)
     target.write_text(config.dump(settings))
     return target
-
-
-def wait_for_step(folder, step):
-    for _ in range(1200):
-        lines = metrics(folder) if (folder / "metrics.jsonl").exists() else []
-        if lines and lines[-1]["step"] >= step:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"{folder} did not come to step {step}")
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
@@ -124,6 +114,10 @@ OPTIONS = {
     "sequence correction in bfloat16": (
         {"sampler_gap_abs"},
         ("algorithm.correction={level: sequence}", "model.dtype=bfloat16"),
+    ),
+    "all in bfloat16, with replicas": (
+        {},
+        ("model.dtype=bfloat16", "model.param_dtype=bfloat16", "mesh.data=2"),
     ),
 }
 
