@@ -1,4 +1,4 @@
-"""One of two processes that sample together; run by `test_hosts`.
+"""One of two processes that sample together; run by `test_sampling_hosts`.
 
 Argument: folder for the completions, as JSON in a file named after the process.
 """
