@@ -19,6 +19,9 @@ _DESCRIPTION = """\
 Post-trains language models with reinforcement learning from verifiable rewards, in JAX, by
 Balanced Aggregation (arXiv:2605.04077) or another GRPO-style loss."""
 
+STOPPED = 75
+"""Exit status of a run that a signal has stopped: sysexits.h's EX_TEMPFAIL, try again."""
+
 _EPILOG = """\
 `bagrpo COMMAND --help` explains a command. What a user can put right is reported as one sentence
 and exit status 2; with BAGRPO_TRACEBACK=1 in the environment, as a traceback."""
@@ -45,14 +48,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if rest:
         options.overrides += rest
     try:
-        options.run(options)
+        return options.run(options) or 0
     except (ValueError, FileNotFoundError) as error:
         if os.environ.get("BAGRPO_TRACEBACK") == "1":
             raise
         sys.stderr.write(f"bagrpo: error: {error}\n")
         _end_other_processes(str(error))
         return 2
-    return 0
 
 
 def show_config(options: argparse.Namespace) -> None:
@@ -62,13 +64,13 @@ def show_config(options: argparse.Namespace) -> None:
     sys.stdout.write(config.dump(config.load(config.RunConfig, options.config, options.overrides)))
 
 
-def train(options: argparse.Namespace) -> None:
+def train(options: argparse.Namespace) -> int:
     """Runs or resumes reinforcement learning (or, on solutions, a supervised warm start).
 
     CONFIG says everything; configs/ has some to begin with. The run is written to its folder, by
     default runs/ and the name of CONFIG: config.yaml, metrics.jsonl, rollouts.jsonl, evaluation/
     and checkpoints/. The same command goes on where a run was stopped, by Ctrl-C or SIGTERM after
-    the step under way, or by anything else from its newest checkpoint.
+    the step under way (exit status 75), or by anything else from its newest checkpoint.
     """
     _keep_programs()
     from bagrpo import config, distributed
@@ -78,8 +80,9 @@ def train(options: argparse.Namespace) -> None:
     if run.folder is None:
         run = run.model_copy(update={"folder": str(Path("runs") / Path(options.config).stem)})
     distributed.initialize()
-    loop.train(run)
+    complete = loop.train(run)
     distributed.finish()
+    return 0 if complete else STOPPED
 
 
 def evaluate(options: argparse.Namespace) -> None:
@@ -353,7 +356,7 @@ def _versions() -> str:
 
 COMMANDS: dict[
     str,
-    tuple[Callable[[argparse.Namespace], None], Callable[[argparse.ArgumentParser], None]],
+    tuple[Callable[[argparse.Namespace], int | None], Callable[[argparse.ArgumentParser], None]],
 ] = {
     "train": (train, _takes_config),
     "eval": (evaluate, _evaluates),

@@ -115,7 +115,7 @@ for ((number = 0; number < count; number++)); do
   pids[number]=$!
 done
 
-status=0 deadline=0
+status=0 deadline=0 stopped=0
 while ((${#pids[@]})); do
   worst=0
   for number in "${!pids[@]}"; do
@@ -123,8 +123,11 @@ while ((${#pids[@]})); do
     ended=0
     wait "${pids[number]}" 2>/dev/null || ended=$?
     unset "pids[$number]"
-    # One that only lost another ends with 1, perhaps before this looks.
-    if ((ended > worst)); then worst="$ended" culprit="$number"; fi
+    # One that only lost another ends with 1, perhaps before this looks. With 75 all of them end, when
+    # a signal to one has stopped the run.
+    if ((ended == 75)); then
+      stopped=75
+    elif ((ended > worst)); then worst="$ended" culprit="$number"; fi
   done
   if ((worst && !status)); then
     status="$worst" deadline=$((SECONDS + patience))
@@ -137,4 +140,4 @@ while ((${#pids[@]})); do
   if ((deadline && SECONDS > deadline)); then signal_all KILL -; fi
   sleep 0.2
 done
-exit "$status"
+exit "$((status ? status : stopped))"

@@ -13,8 +13,8 @@ Submits a bagrpo command to SLURM, as one process for each GPU.
   launch/slurm.sh --nodes 2 --gpus 8 --time 12:00:00 -- train configs/qwen3_1.7b_dapo.yaml
 
 Call it on a machine that shares this checkout with the nodes: it sets bagrpo up first. Before its
-time is up the job gets SIGTERM; the run then saves after the step under way, and the next job with
-the same command goes on from there. SLURM puts a job of a lost or preempted node back into the
+time is up the job gets SIGTERM; the run then saves after the step under way and ends with status 75,
+and the next job with the same command goes on from there. SLURM puts a job of a lost or preempted node back into the
 queue by itself.
 
   --nodes N        nodes (default: 1)

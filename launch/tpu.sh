@@ -19,7 +19,8 @@ Rents a TPU slice of Google Cloud and runs bagrpo on all its hosts. Needs gcloud
                             starts `bagrpo COMMAND ...` on every host and returns
   launch/tpu.sh status NAME says how the slice and the run are
   launch/tpu.sh logs NAME   follows what host 0 writes, which is in its ~/bagrpo.log
-  launch/tpu.sh stop NAME   tells the run to save after the step under way, and to end
+  launch/tpu.sh stop NAME   tells the run to save after the step under way, and to end; `watch`, if
+                            it is not ended first, starts it again
   launch/tpu.sh delete NAME gives the slice back
   launch/tpu.sh watch NAME --type TYPE [--spot] [--delete] -- COMMAND [argument ...]
                             does all that until the run has ended, and again when the slice was
@@ -198,7 +199,7 @@ watch() {
       FAILED | SUSPENDED | "ACTIVE, PREEMPTED" | "ACTIVE, TERMINATED" | "ACTIVE, ABSENT")
         try delete
         ;;
-      "ACTIVE, READY, run none" | "ACTIVE, READY, run gone") try ship_and_start "$@" ;;
+      "ACTIVE, READY, run none" | "ACTIVE, READY, run gone" | "ACTIVE, READY, run 75") try ship_and_start "$@" ;;
       "ACTIVE, READY, run 0")
         if [[ -n $give_back ]]; then
           delete

@@ -4,10 +4,7 @@ import fnmatch
 import json
 import re
 import shutil
-import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import jsonschema
@@ -176,39 +173,6 @@ def test_what_is_applied_is_what_a_dry_run_prints(checkout):
     applied = (checkout.root / "applied").read_text()
     assert run(checkout, "--dry-run", *OPTIONS, *COMMAND)[1] == applied
     assert "kubectl logs --follow --selector=jobset.sigs.k8s.io/jobset-name=math," in err
-
-
-LOCAL = f"""#!{sys.executable}
-import json, os, signal, sys, time
-def told(got, frame):
-    sys.exit(0)  # As a run that has saved.
-signal.signal(signal.SIGTERM, told)
-print(json.dumps(sys.argv[1:]), flush=True)
-if sys.argv[1] == "wait":
-    while True:
-        time.sleep(0.05)
-sys.exit(int(sys.argv[1]))
-"""
-
-
-@pytest.mark.parametrize(("first", "expected"), [("0", 0), ("3", 3), ("wait", 143)])
-def test_a_pod_ends_as_its_run_does_except_that_one_told_to_end_fails(checkout, first, expected):
-    launcher = checkout.root / "launch/local.sh"
-    launcher.write_text(LOCAL)
-    launcher.chmod(0o755)
-    given = [first, "a b", "$x"]
-    _, _, _, container = parts(manifest(checkout, *OPTIONS, "--", *given))
-    command = container["command"] + container["args"]
-    assert not [word for word in container["command"] if "$(" in word]
-    pod = subprocess.Popen(command, cwd=checkout.root, stdout=subprocess.PIPE, text=True)
-    assert pod.stdout is not None
-    assert yaml.safe_load(pod.stdout.readline()) == given
-    if first == "wait":
-        time.sleep(0.2)
-        assert pod.poll() is None
-        pod.send_signal(signal.SIGTERM)
-    pod.communicate(timeout=30)
-    assert pod.returncode == expected
 
 
 @pytest.mark.parametrize(

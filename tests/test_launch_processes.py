@@ -33,7 +33,7 @@ if does.startswith("exit:"):
 def told(got, frame):
     note(told=signal.Signals(got).name)
     if does == "wait":
-        sys.exit(0)
+        sys.exit(75)
 signal.signal(signal.SIGTERM, told)
 signal.signal(signal.SIGINT, told)
 if does == "stubborn":
@@ -126,6 +126,15 @@ def test_when_one_fails_the_others_are_told_and_its_status_is_the_result(checkou
     assert sorted(told) == [("0", "SIGTERM"), ("1", "SIGTERM")]
 
 
+def test_when_a_run_has_been_stopped_its_processes_end_by_themselves(checkout):
+    status, _, err = run(checkout, "2", "train", "0=exit:75", "1=exit:75")
+    assert status == 75
+    assert "ended with status" not in err
+    status, _, err = run(checkout, "2", "train", "0=exit:75", "1=exit:3")
+    assert status == 3
+    assert "process 1 ended with status 3" in err
+
+
 def test_of_two_that_end_at_once_the_one_is_named_that_did_not_just_lose_the_other(checkout):
     status, _, err = run(checkout, "2", "train", "0=exit:1", "1=exit:2")
     assert status == 2
@@ -150,7 +159,7 @@ def test_a_signal_reaches_each_process_once_and_all_end(checkout, name):
     wait_for(checkout, 2)
     process.send_signal(getattr(signal, name))
     process.communicate(timeout=30)
-    assert process.returncode == 0
+    assert process.returncode == 75
     told = [(note["number"], note["told"]) for note in notes(checkout) if "told" in note]
     assert sorted(told) == [("0", name), ("1", name)]
 

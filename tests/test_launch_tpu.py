@@ -188,6 +188,12 @@ def test_watch_starts_a_run_again_that_a_restart_of_its_host_ended(checkout):
     assert verbs(checkout) == ["describe", "describe", *LOOK, *START, *LOOK]
 
 
+def test_watch_starts_a_run_again_that_a_signal_stopped(checkout):
+    status, _, err = watch(checkout, ["ACTIVE"], ["run: 75", "run: 0"])
+    assert status == 0, err
+    assert verbs(checkout) == [*LOOK, *START, *LOOK]
+
+
 def test_watch_takes_a_failed_run_for_final_only_if_the_slice_stays_well(checkout):
     status, _, err = watch(checkout, ["ACTIVE"], ["run: 1"])
     assert status == 1

@@ -36,8 +36,11 @@ from bagrpo.train.step import TrainState
 log = logging.getLogger(__name__)
 
 
-def train(config: RunConfig) -> None:
+def train(config: RunConfig) -> bool:
     """Run, or resume, what the settings say.
+
+    Returns:
+        Whether all steps are done; otherwise a signal has stopped the run, which is saved.
 
     Raises:
         ValueError: for settings, data or a model that cannot be used, or if the loss is not finite.
@@ -49,7 +52,7 @@ def train(config: RunConfig) -> None:
         with contextlib.closing(checkpoints), contextlib.closing(Record(run, step)) as record:
             if step >= config.steps:
                 record.say(f"{run.folder} is complete: all its {step} steps are done")
-                return
+                return True
             if step:
                 record.say(f"{run.folder} goes on after step {step}")
             record.say(run.compile())
@@ -67,8 +70,9 @@ def train(config: RunConfig) -> None:
                     checkpoints.save(step, state, run.host_state(), metrics)
                 if stop and not last:
                     record.say(f"{stop}: step {step} is saved; the same command goes on from it")
-                    return
+                    return False
             record.say(f"all {step} steps are done; the run is in {run.folder}")
+            return True
 
 
 def take_step(
