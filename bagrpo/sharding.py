@@ -75,15 +75,17 @@ def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
         )
     kinds = (jax.sharding.AxisType.Auto,) * len(AXES)
     slices = len({getattr(device, "slice_index", 0) for device in devices})
-    if slices == 1:
-        return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=kinds, devices=devices)
-    if sizes["data"] % slices:
+    if slices > 1 and sizes["data"] % slices:
         raise ValueError(
             f"mesh {sizes}: the devices are {slices} slices, and only mesh.data may span them; "
             f"make it a multiple of {slices}"
         )
     within = (sizes["data"] // slices, sizes["fsdp"], sizes["tensor"])
-    grid = mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices)
+    split = {"allow_split_physical_axes": True}  # where no dimension of the torus has an axis' size
+    if slices == 1:
+        grid = mesh_utils.create_device_mesh(within, devices, **split)
+    else:
+        grid = mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices, **split)
     return Mesh(grid, AXES, axis_types=kinds)
 
 
@@ -156,47 +158,54 @@ def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))
 
 
-def split_rows(function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+def split_rows(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as each device runs it for its own rows, on the mesh in use.
 
-    `in_specs` and `out_specs` are of `jax.shard_map` and say where rows, and parameters split over
-    `fsdp`, are; over `tensor` the compiler splits as elsewhere.
+    All of its arguments and results have rows, or what `for_rows` makes, on their first axis. Over
+    `tensor` the compiler splits as elsewhere.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or row_shards(mesh) == 1:
         return function
-    manual = {axis for axis in ROWS if mesh.shape[axis] > 1}
-
-    def keep(spec: PartitionSpec) -> PartitionSpec:
-        def kept(part: Any) -> Any:
-            axes = part if isinstance(part, tuple) else (part,)
-            return tuple(axis for axis in axes if axis in manual) or None
-
-        return PartitionSpec(*map(kept, spec))
-
-    in_specs, out_specs = (
-        jax.tree.map(keep, specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
-        for specs in (in_specs, out_specs)
-    )
+    rows = PartitionSpec(ROWS)
     return jax.shard_map(
-        function, in_specs=in_specs, out_specs=out_specs, axis_names=manual, check_vma=False
+        function, in_specs=rows, out_specs=rows, axis_names={*ROWS}, check_vma=False
     )
 
 
-def gather_rows(x: jax.Array, meanings: tuple[str, ...], dtype: str) -> jax.Array:
-    """Inside `split_rows`: a parameter whole along `fsdp`, its values rounded to a dtype.
+def for_rows(x: jax.Array, meanings: tuple[str, ...], dtype: str) -> jax.Array:
+    """A parameter whole along `fsdp`, its values rounded to a dtype, for each part of the rows.
 
     They move in that dtype, but are float32 before and after, and so is the gradient: it is summed
     on a device and over devices without rounding, and comes back in shards.
 
     Args:
-        x: the device's shard, float32.
+        x: float32.
         meanings: of its axes.
         dtype: of the products that it is for.
+
+    Returns:
+        The same on each device with a new first axis, which is split as rows are: of length 1
+        inside `split_rows`.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    axis = None if mesh.empty or mesh.shape["fsdp"] == 1 else meanings.index("embed")
-    return _gathered(x, axis, dtype)
+    mesh: Any = jax.sharding.get_abstract_mesh()
+    if mesh.empty or row_shards(mesh) == 1:
+        return x.astype(dtype).astype("float32")[None]
+    axis = None if mesh.shape["fsdp"] == 1 else meanings.index("embed")
+    # Collectives that leave `tensor` to the compiler would be made of arrays whole along it.
+    spread = jax.shard_map(
+        lambda shard: _gathered(shard, axis, dtype)[None],
+        in_specs=_parts(x, meanings, mesh, TRAIN),
+        out_specs=PartitionSpec(ROWS, *_parts(x, meanings, mesh, SAMPLE)),
+        check_vma=False,
+    )
+    return spread(x)
+
+
+def _parts(x: jax.Array, meanings: tuple[str, ...], mesh: Any, table: Table) -> PartitionSpec:
+    """Where a parameter is split."""
+    sizes = zip(meanings, x.shape, strict=True)
+    return PartitionSpec(*[_mesh_axis("", name, size, mesh, table[name]) for name, size in sizes])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
@@ -220,11 +229,6 @@ def _gathered_backward(axis, dtype, _, gradient):
 _gathered.defvjp(_gathered_forward, _gathered_backward)
 
 
-def param_parts(meanings: tuple[str, ...]) -> PartitionSpec:
-    """Where a parameter with axes of these meanings is split over `fsdp` for training."""
-    return PartitionSpec(*["fsdp" if TRAIN[name] == "fsdp" else None for name in meanings])
-
-
 def gather(x: jax.Array, meanings: tuple[str, ...]) -> jax.Array:
     """A parameter as a product wants it on the mesh in use: whole along `fsdp`.
 
@@ -237,14 +241,7 @@ def gather(x: jax.Array, meanings: tuple[str, ...]) -> jax.Array:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.shape["fsdp"] == 1:
         return x
-
-    def place(table: Table) -> PartitionSpec:
-        sizes = zip(meanings, x.shape, strict=True)
-        return PartitionSpec(
-            *[_mesh_axis("", name, size, mesh, table[name]) for name, size in sizes]
-        )
-
-    return _moved(x, place(TRAIN), place(SAMPLE))
+    return _moved(x, _parts(x, meanings, mesh, TRAIN), _parts(x, meanings, mesh, SAMPLE))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))

@@ -13,12 +13,11 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
 from bagrpo.models.decoder import Compute, forward, logits
 from bagrpo.models.family import Architecture
 from bagrpo.models.params import Params
-from bagrpo.sharding import ROWS, constrain, gather_rows, param_parts, split_rows
+from bagrpo.sharding import ROWS, constrain, for_rows, split_rows
 
 
 def response_logps(
@@ -119,18 +118,16 @@ def token_logps(
     """
     # Only what the head needs: a closed-over tree would have its whole gradient carried along.
     name, meanings = ("embed", ("vocab", "embed")) if arch.tied else ("head", ("embed", "vocab"))
-    rows = PartitionSpec(ROWS)
 
-    def of_my_rows(head, hidden_BRD, target_BR):
+    def of_my_rows(heads, hidden_BRD, target_BR):
         # The gradients of all chunks are summed before they leave the device.
-        whole = gather_rows(head, meanings, str(hidden_BRD.dtype))
         body = functools.partial(
-            _chunk_logps, arch, {name: whole}, jnp.float32(temperature), entropy
+            _chunk_logps, arch, {name: heads[0]}, jnp.float32(temperature), entropy
         )
         return _in_chunks(body, hidden_BRD, target_BR, logit_tokens)
 
-    split = split_rows(of_my_rows, (param_parts(meanings), rows, rows), (rows, rows))
-    return split(params[name].astype(jnp.float32), hidden_BRD, target_BR)
+    heads = for_rows(params[name].astype(jnp.float32), meanings, str(hidden_BRD.dtype))
+    return split_rows(of_my_rows)(heads, hidden_BRD, target_BR)
 
 
 def _in_chunks(body, hidden_BRD, target_BR, logit_tokens):

@@ -113,8 +113,7 @@ def gather(slots: Slots, row_B: jax.Array) -> Slots:
     def take(slots, row_B):
         return jax.tree.map(lambda x: jnp.take(x, row_B, axis=0, mode="clip"), slots)
 
-    rows = PartitionSpec(ROWS)
-    return split_rows(take, (rows, rows), rows)(slots, row_B)
+    return split_rows(take)(slots, row_B)
 
 
 def stretch(slots: Slots, *, positions: int) -> Slots:

@@ -32,6 +32,24 @@ data:
 """
 
 
+MESHES = """
+import itertools
+from bagrpo.plan import environment
+environment.prepare([])
+from bagrpo.config import MeshConfig
+from bagrpo import sharding
+from bagrpo.plan.plan import _devices
+
+for topology, slices in (("v5e-32", 1), ("v6e-8", 1), ("v5p-16", 1), ("2xv5e-32", 2)):
+    _, devices = _devices(topology)
+    for fsdp, tensor in itertools.product([1, 2, 4, 8, 16, 32], repeat=2):
+        if fsdp * tensor * slices <= len(devices):
+            mesh = sharding.make_mesh(MeshConfig(data=-1, fsdp=fsdp, tensor=tensor), devices)
+            assert (mesh.shape["fsdp"], mesh.shape["tensor"]) == (fsdp, tensor)
+            assert len({device.id for device in mesh.devices.flat}) == len(devices)
+"""
+
+
 def plan(folder, *arguments):
     config, out = folder / "config.yaml", folder / "plan.json"
     config.write_text(CONFIG)
@@ -66,6 +84,11 @@ def test_the_same_work_on_each_chip_costs_the_same_on_more_chips(tmp_path):
     gradient = large["gradient"]
     assert 1.0 < gradient["compiled_flops"] / gradient["useful_flops"] < 1.7
     assert sum(gradient["collective_bytes"].values()) / gradient["least_collective_bytes"] >= 1.0
+
+
+def test_every_mesh_of_the_right_size_can_be_laid_on_a_slice():
+    ran = subprocess.run([sys.executable, "-c", MESHES], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_slices_are_joined_along_data(tmp_path):
