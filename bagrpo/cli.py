@@ -67,10 +67,11 @@ def show_config(options: argparse.Namespace) -> None:
 def train(options: argparse.Namespace) -> int:
     """Runs or resumes reinforcement learning (or, on solutions, a supervised warm start).
 
-    CONFIG says everything; configs/ has some to begin with. The run is written to its folder, by
-    default runs/ and the name of CONFIG: config.yaml, metrics.jsonl, rollouts.jsonl, evaluation/
-    and checkpoints/. The same command goes on where a run was stopped, by Ctrl-C or SIGTERM after
-    the step under way (exit status 75), or by anything else from its newest checkpoint.
+    CONFIG says everything; configs/ has some to begin with. The run is written to its folder, local
+    or at gs://, by default runs/ and the name of CONFIG: config.yaml, metrics.jsonl, rollouts/,
+    evaluation/ and checkpoints/. The same command goes on where a run was stopped, by Ctrl-C or
+    SIGTERM after the step under way (exit status 75), or by anything else from its newest
+    checkpoint.
     """
     _keep_programs()
     from bagrpo import config, distributed
@@ -88,19 +89,20 @@ def train(options: argparse.Namespace) -> int:
 def evaluate(options: argparse.Namespace) -> None:
     """Scores a run's checkpoint or a model: avg@k, pass@k and maj@k, with 95 % intervals.
 
-    TARGET is a run's folder, or a model as `model.path` names one. A run is evaluated as its own
-    settings say, a model by the defaults (greedy, one sample) or as --config says.
+    TARGET is a run's folder, local or at gs://, or a model as `model.path` names one. A run is
+    evaluated as its own settings say, a model by the defaults (greedy, one sample) or as --config
+    says.
     """
     _keep_programs()
     import rich.console
 
-    from bagrpo import distributed
+    from bagrpo import distributed, folders
     from bagrpo.train import inspect, source
 
     distributed.initialize()
     config = inspect.settings(options.target, options.config, options.overrides)
-    default = Path(options.target) / "samples.jsonl" if source.is_run(options.target) else None
-    out = Path(options.out or default or "samples.jsonl")
+    place = f"{options.target}/" if source.is_run(options.target) else ""
+    out = folders.path(options.out or f"{place}samples.jsonl")
     found = inspect.evaluate_model(
         options.target, config, which=options.step, benchmarks=options.benchmark, out=out
     )

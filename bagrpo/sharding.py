@@ -188,18 +188,22 @@ def for_rows(x: jax.Array, meanings: tuple[str, ...], dtype: str) -> jax.Array:
         The same on each device with a new first axis, which is split as rows are: of length 1
         inside `split_rows`.
     """
-    mesh: Any = jax.sharding.get_abstract_mesh()
+    mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or row_shards(mesh) == 1:
         return x.astype(dtype).astype("float32")[None]
     axis = None if mesh.shape["fsdp"] == 1 else meanings.index("embed")
+
+    def spread(shard: jax.Array) -> jax.Array:
+        whole: Any = _gathered(shard, axis, dtype)
+        return whole[None]
+
     # Collectives that leave `tensor` to the compiler would be made of arrays whole along it.
-    spread = jax.shard_map(
-        lambda shard: _gathered(shard, axis, dtype)[None],
+    return jax.shard_map(
+        spread,
         in_specs=_parts(x, meanings, mesh, TRAIN),
         out_specs=PartitionSpec(ROWS, *_parts(x, meanings, mesh, SAMPLE)),
         check_vma=False,
-    )
-    return spread(x)
+    )(x)
 
 
 def _parts(x: jax.Array, meanings: tuple[str, ...], mesh: Any, table: Table) -> PartitionSpec:

@@ -11,9 +11,12 @@ os.environ["XLA_FLAGS"] = (
 )
 
 import gc
+import importlib.util
 
+import cloud_storage
 import jax
 import pytest
+from etils import epath
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -30,3 +33,23 @@ def _forget_programs():
     yield
     jax.clear_caches()
     gc.collect()
+
+
+@pytest.fixture(scope="session")
+def cloud():
+    """A stand-in of Cloud Storage; its clients remember it, so there is one for all tests."""
+    if importlib.util.find_spec("gcsfs") is None:  # Not imported: it reads the environment then.
+        pytest.skip("gs:// needs the package gcsfs")
+    with cloud_storage.serve() as storage, pytest.MonkeyPatch.context() as patch:
+        for name, value in storage.environment.items():
+            patch.setenv(name, value)
+        yield storage
+
+
+@pytest.fixture(params=["local", "gs"])
+def anywhere(request, tmp_path):
+    """An empty folder, local and at `gs://`."""
+    if request.param == "local":
+        return epath.Path(tmp_path)
+    request.getfixturevalue("cloud")
+    return epath.Path(f"gs://bucket/{tmp_path.name}")

@@ -18,11 +18,12 @@ ROWS = [
     {"models"},
     {"algo", "text", "verify", "sharding", "distributed", "report"},
     {"config", "records", "batch"},
+    {"folders"},
 ]
 # Pure mathematics: nothing else of bagrpo, and nothing but jax from outside.
 ALGO = {"bagrpo.algo", "bagrpo.config", "bagrpo.batch", "jax"}
 # A verifier's worker starts in milliseconds and can't grab a chip.
-WITHOUT_JAX = {"text", "verify", "config", "records"}
+WITHOUT_JAX = {"text", "verify", "config", "records", "folders"}
 JAX = {"jax", "jaxlib", "flax", "optax", "orbax", "bagrpo.batch"}
 # Not modules but programs: their text is given to a bare interpreter.
 PROGRAMS = {"bagrpo.verify.driver"}

@@ -9,24 +9,31 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 import typing
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import pydantic
 import yaml
 
+from bagrpo import folders
+
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
 
-def load(section: type[Model], path: str | Path | None, overrides: Sequence[str] = ()) -> Model:
+def load(
+    section: type[Model],
+    path: str | os.PathLike[str] | None,
+    overrides: Sequence[str] = (),
+) -> Model:
     """Reads a section, such as `RunConfig`, from a YAML file and overrides.
 
     Args:
         section: class of what is returned.
-        path: YAML file (1.2 core schema: `1e-6` is a number, `no` is text); None for the defaults.
+        path: YAML file, local or at `gs://` (1.2 core schema: `1e-6` is a number, `no` is text);
+            None for the defaults.
         overrides: `key=value` each, for example `algorithm.clip.high=0.28`; a later one wins. The
             value is YAML and replaces as a whole what the file has under the key.
 
@@ -35,9 +42,10 @@ def load(section: type[Model], path: str | Path | None, overrides: Sequence[str]
         ValueError: Not YAML, a key twice, an unknown or missing key, a value that isn't allowed.
     """
     source = "the default configuration" if path is None else f"configuration {str(path)!r}"
-    if path is not None and not Path(path).is_file():
+    file = None if path is None else folders.path(path)
+    if file is not None and not file.is_file():
         raise FileNotFoundError(f"{source} is not a file; give the path of a YAML file")
-    settings = None if path is None else _parse(Path(path).read_bytes(), source)
+    settings = None if file is None else _parse(file.read_bytes(), source)
     settings = {} if settings is None else settings
     if not isinstance(settings, dict):
         raise ValueError(f"{source} holds {settings!r} where `key: value` lines are expected")

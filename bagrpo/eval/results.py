@@ -12,11 +12,11 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from rich.table import Table
 
+from bagrpo import folders
 from bagrpo.eval import interval, passk, votes
 from bagrpo.eval.interval import Estimate
 from bagrpo.records import Completion, Problem, Verdict
@@ -118,16 +118,15 @@ def summarise(samples: Sequence[Sample], ks: Sequence[int]) -> Evaluation:
     )
 
 
-def write_samples(path: str | Path, samples: Iterable[Sample]) -> None:
+def write_samples(path: str | os.PathLike[str], samples: Iterable[Sample]) -> None:
     """Writes a line of JSON for each sample; the file is there when it is whole, not before."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.unfinished")
+    lines = (
+        json.dumps(_record(sample), ensure_ascii=False, allow_nan=False) + "\n"
+        for sample in samples
+    )
     # A lone surrogate, which UTF-8 has no bytes for, becomes the escape that JSON has for it.
-    with unfinished.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        for sample in samples:
-            file.write(json.dumps(_record(sample), ensure_ascii=False, allow_nan=False) + "\n")
-    os.replace(unfinished, path)
+    content = b"".join(line.encode("utf-8", "backslashreplace") for line in lines)
+    folders.write(folders.path(path), content)
 
 
 def _metrics(samples: Sequence[Sample], ks: Sequence[int]) -> Metrics:

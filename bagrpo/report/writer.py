@@ -1,26 +1,36 @@
-"""A run's records: `metrics.jsonl` and `rollouts.jsonl`, one JSON object a line and step by step.
+"""A run's records: `metrics.jsonl`, and for each step `rollouts/step_N.jsonl`, an object a line.
 
-Lines are written through at once, so a killed run loses none of a finished step. A run that goes
-on from step k first cuts what was written after it, so that its files become those of a run that
+They are written through at once, so a killed run loses none of a finished step. A run that goes on
+from step k first takes away what was written after it, so that its files become those of a run that
 was never interrupted. TensorBoard and Weights & Biases get the same metrics.
+
+At `gs://`, where nothing can be appended, `metrics.jsonl` is written anew with each step, and
+TensorBoard's events are made in a local folder and copied.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import json
 import math
 import os
+import re
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
+from bagrpo import folders
 from bagrpo.config import ReportConfig
 from bagrpo.records import Rollout
 
-FILES = ("metrics.jsonl", "rollouts.jsonl")
+METRICS, ROLLOUTS = "metrics.jsonl", "rollouts"
+"""In a run's folder: a file, and a folder with a file a step."""
 
 
 class Writer:
@@ -37,21 +47,16 @@ class Writer:
         """Open the files, cut to where the run goes on.
 
         Args:
-            folder: the run's, local; created if need be.
+            folder: the run's, local or at `gs://`; created if need be.
             config: where else metrics go.
             step: that the run goes on from: its lines stay, those of later steps go. None: a new
                 run, nothing stays.
             settings: of the whole run, for Weights & Biases.
 
         Raises:
-            ValueError: if the folder is not local, or a package that is asked for is missing.
+            ValueError: if the folder can't be used, or a package that is asked for is missing.
         """
-        if "://" in os.fspath(folder):
-            raise ValueError(
-                f"metrics can't be appended to in {os.fspath(folder)}; give a local run folder, "
-                "and copy it when the run is over"
-            )
-        self._folder = Path(folder)
+        self._folder = folders.path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._sinks: list[Callable[[int, dict[str, float]], None]] = []
         self._end = contextlib.ExitStack()
@@ -59,8 +64,11 @@ class Writer:
             self._open_wandb(config.wandb, step, settings or {})
         if config.tensorboard:
             self._open_tensorboard(step)
-        for name in FILES:
-            _cut(self._folder / name, -1 if step is None else step)
+        done = -1 if step is None else step
+        for path in _later_rollouts(self._folder / ROLLOUTS, done):
+            path.unlink()
+        self._metrics = _cut(self._folder / METRICS, done)
+        """All of the file where it can't be appended to, else nothing."""
 
     def metrics(self, step: int, values: Mapping[str, Any]) -> None:
         """Write a line of metrics; several of a step are fine.
@@ -72,7 +80,13 @@ class Writer:
             values: by name. Numbers that are not finite are `null` in the file.
         """
         plain = _plain(values)
-        self._write("metrics.jsonl", [{"step": step, **plain}])
+        line = _text([{"step": step, **plain}])
+        if folders.is_remote(self._folder):
+            self._metrics += line
+            folders.write(self._folder / METRICS, self._metrics)
+        else:
+            with open(self._folder / METRICS, "ab") as file:
+                file.write(line)
         finite = {
             name: float(value) for name, value in plain.items() if isinstance(value, int | float)
         }
@@ -80,18 +94,20 @@ class Writer:
             sink(step, finite)
 
     def rollouts(self, step: int, rollouts: Sequence[Rollout]) -> None:
-        """Write a line for each rollout; as `metrics` otherwise."""
+        """Write a step's rollouts, all of them, a line for each; as `metrics` otherwise."""
         lines = [_plain(_rollout_line(step, rollout)) for rollout in rollouts]
-        self._write("rollouts.jsonl", lines)
+        if lines:
+            folders.write(self._folder / ROLLOUTS / f"step_{step}.jsonl", _text(lines))
 
     def close(self) -> None:
         """Close whatever metrics go to besides the files."""
         self._end.close()
 
-    def _write(self, name: str, lines: Sequence[dict[str, Any]]) -> None:
-        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
-        with open(self._folder / name, "a") as file:
-            file.write(text)
+    def _local(self) -> epath.Path:
+        """Where a package writes that knows local files only."""
+        if not folders.is_remote(self._folder):
+            return self._folder
+        return epath.Path(self._end.enter_context(tempfile.TemporaryDirectory(prefix="bagrpo")))
 
     def _open_tensorboard(self, step: int | None) -> None:
         try:
@@ -99,15 +115,22 @@ class Writer:
         except ImportError:
             return
         # Events of later steps are left out by whoever reads the folder.
-        board = package.SummaryWriter(
-            str(self._folder / "tensorboard"), purge_step=0 if step is None else step + 1
-        )
+        events = self._local() / "tensorboard"
+        board = package.SummaryWriter(str(events), purge_step=0 if step is None else step + 1)
+
+        def copy() -> None:
+            if events != self._folder / "tensorboard":
+                for path in events.iterdir():
+                    folders.write(self._folder / "tensorboard" / path.name, path.read_bytes())
+
+        self._end.callback(copy)
         self._end.callback(board.close)
 
         def add(step: int, values: dict[str, float]) -> None:
             for name, value in values.items():
                 board.add_scalar(name, value, step)
             board.flush()
+            copy()
 
         self._sinks.append(add)
 
@@ -127,7 +150,7 @@ class Writer:
             name=self._folder.resolve().name,
             id=identity.read_text(),
             resume="allow",
-            dir=str(self._folder),
+            dir=str(self._local()),
             config=dict(settings),
         )
         self._end.callback(run.finish)
@@ -137,33 +160,55 @@ class Writer:
 
 def read(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """Lines of a file that a writer wrote; a last one that broke off is left out."""
-    return (line for line, _ in _lines(Path(path)))
+    with folders.path(path).open("rb") as file:
+        yield from (line for line, _ in _lines(file))
 
 
-def _lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """Each line and where it ends, up to the first that is not whole."""
+def _lines(file: Iterable[Any]) -> Iterator[tuple[dict[str, Any], int]]:
+    """Each line of bytes and where it ends, up to the first that is not whole."""
     end = 0
-    with open(path, "rb") as file:
-        for text in file:
-            try:
-                line = json.loads(text)
-            except ValueError:
-                return
-            if not text.endswith(b"\n") or not isinstance(line, dict) or "step" not in line:
-                return
-            end += len(text)
-            yield line, end
+    for text in file:
+        try:
+            line = json.loads(text)
+        except ValueError:
+            return
+        if not text.endswith(b"\n") or not isinstance(line, dict) or "step" not in line:
+            return
+        end += len(text)
+        yield line, end
 
 
-def _cut(path: Path, step: int) -> None:
-    """Takes away the lines of later steps, and one that broke off; makes the file if need be."""
-    path.touch()
+def _cut(path: epath.Path, step: int) -> bytes:
+    """Takes away the lines of later steps, and one that broke off; makes the file if need be.
+
+    Returns:
+        What is left at `gs://`; of a local file nothing is kept in memory.
+    """
+    remote = folders.is_remote(path)
+    if not remote:
+        Path(path).touch()
+    content = path.read_bytes() if path.exists() else b""
     kept = 0
-    for line, end in _lines(path):
+    for line, end in _lines(io.BytesIO(content)):
         if line["step"] > step:
             break
         kept = end
-    os.truncate(path, kept)
+    if not remote:
+        os.truncate(path, kept)
+        return b""
+    folders.write(path, content[:kept])
+    return content[:kept]
+
+
+def _later_rollouts(folder: epath.Path, step: int) -> list[epath.Path]:
+    """The files of later steps, and of steps that were not written to the end."""
+    paths = list(folder.iterdir()) if folder.is_dir() else []
+    found = [(path, re.match(r"step_(\d+)\.jsonl", path.name)) for path in paths]
+    return [path for path, match in found if match and int(match[1]) > step]
+
+
+def _text(lines: Sequence[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
 
 
 def _rollout_line(step: int, rollout: Rollout) -> dict[str, Any]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import codecs
 import json
+import os
 import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from bagrpo import folders
 from bagrpo.text import bpe, characters, declared, gguf, sentence
 from bagrpo.text.vocabulary import Mark, Vocabulary
 
@@ -214,12 +216,12 @@ class Tokenizer:
         """Returns a decoder to be fed with the ids of one text as they arrive."""
         return Stream(self._vocabulary, frozenset(self.control.values() if skip_special else ()))
 
-    def save(self, folder: str | pathlib.Path) -> None:
+    def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes the files that this tokenizer was made of, for `from_folder` and transformers.
 
         `config.json` is not among them; it describes the model.
         """
-        target = pathlib.Path(folder)
+        target = folders.path(folder)
         target.mkdir(parents=True, exist_ok=True)
         for name, content in self._files.items():
             (target / name).write_bytes(content)

@@ -1,6 +1,7 @@
 """Checkpoints of a run: parameters, optimizer state and the host's state, written by Orbax.
 
-A checkpoint is a folder named by its step. It appears as a whole or not at all, holds the size of
+A checkpoint is a folder named by its step. It appears as a whole or not at all: it gets its name
+last, or at `gs://`, where nothing can be renamed, the file commit_success.txt. It holds the size of
 each of its files, and is read back onto any mesh. Every process of the run calls every function;
 all of them see the same folder.
 """
@@ -11,14 +12,14 @@ import json
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from bagrpo import distributed
+from bagrpo import distributed, folders
 from bagrpo.config import CheckpointConfig
 from bagrpo.models import params as model_params
 from bagrpo.train.step import TrainState
@@ -55,8 +56,8 @@ class Checkpoints:
         Raises:
             ValueError: if the folder is to be read and isn't there.
         """
-        text = os.fspath(folder)
-        self.folder = epath.Path(text if "://" in text else os.path.abspath(text))
+        path = folders.path(folder)
+        self.folder = path if folders.is_remote(path) else path.resolve()
         if config is None and not self.folder.is_dir():
             raise ValueError(
                 f"there is no folder {self.folder} with checkpoints; give that of a run which has "
@@ -293,13 +294,13 @@ class Checkpoints:
         return ocp.CheckpointManager(self.folder, options=options)
 
     def _seal(self) -> None:
-        """Adds the sizes of a checkpoint's files to it, before it gets its name; on process 0."""
+        """Adds the sizes of a checkpoint's files to it, before it is there; on process 0."""
         (path,) = (
             path
             for path in self.folder.iterdir()
             if path.name == str(self._last) or path.name.startswith(f"{self._last}.")
         )
-        (path / _FILES).write_text(json.dumps(_sizes(path)))
+        folders.write(path / _FILES, json.dumps(_sizes(path)).encode())
 
 
 class _Keep:
@@ -331,15 +332,7 @@ def _shapes(state: Any) -> dict[str, list[int]]:
 
 def _sizes(checkpoint: epath.Path) -> dict[str, int]:
     """Relative name and bytes of each file of an item; Orbax's own notes lie outside of those."""
-
-    def walk(folder: epath.Path) -> Iterator[tuple[str, int]]:
-        for path in folder.iterdir():
-            if path.is_dir():
-                yield from walk(path)
-            elif folder != checkpoint:
-                yield os.fspath(path.relative_to(checkpoint)), path.stat().length
-
-    return dict(walk(checkpoint))
+    return {name: size for name, size in folders.sizes(checkpoint).items() if "/" in name}
 
 
 def _damage(folder: epath.Path) -> str | None:

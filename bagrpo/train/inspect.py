@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+
+from etils import epath
 
 from bagrpo import config as configuration
-from bagrpo import distributed, sharding
+from bagrpo import distributed, folders, sharding
 from bagrpo.config import FileSource, ModelConfig, RunConfig
 from bagrpo.data import problems as problem_data
 from bagrpo.data import sources
@@ -18,9 +19,9 @@ from bagrpo.train.checkpoint import Which
 from bagrpo.train.loop import evaluate_with
 from bagrpo.train.rollout import Prompter, Sampler
 from bagrpo.train.setup import make_engine
-from bagrpo.train.source import CONFIG, MODEL, is_run, open_source
+from bagrpo.train.source import CONFIG, description_address, is_run, open_source
 from bagrpo.verify.score import Scorer
-from bagrpo.weights import export, fetch
+from bagrpo.weights import export
 
 
 def settings(target: str, config: str | None, overrides: list[str]) -> RunConfig:
@@ -39,12 +40,12 @@ def settings(target: str, config: str | None, overrides: list[str]) -> RunConfig
     if config is not None:
         return configuration.load(RunConfig, config, [*model, *overrides])
     if is_run(target):
-        return configuration.load(RunConfig, Path(target) / CONFIG, overrides)
+        return configuration.load(RunConfig, folders.path(target) / CONFIG, overrides)
     return configuration.load(RunConfig, None, [*model, *overrides])
 
 
 def evaluate_model(
-    target: str, config: RunConfig, *, which: Which, benchmarks: list[str], out: Path
+    target: str, config: RunConfig, *, which: Which, benchmarks: list[str], out: epath.Path
 ) -> Evaluation:
     """Score a model on the evaluation problems, and write its samples.
 
@@ -53,7 +54,7 @@ def evaluate_model(
         config: says how to sample and verify, and on what unless `benchmarks` do.
         which: checkpoint of a run.
         benchmarks: `FORM:PATH` of data files, each form as in `data.sources`.
-        out: jsonl file for the samples.
+        out: jsonl file for the samples, local or at `gs://`.
 
     Raises:
         ValueError: if the model or the problems cannot be had.
@@ -86,7 +87,6 @@ def evaluate_model(
         sampler = Sampler(engine, prompter, scorer, config.seed)
         found = evaluate_with(sampler, config, first(loaded, config.eval.limit), step=0)
     if distributed.is_main():
-        out.parent.mkdir(parents=True, exist_ok=True)
         write_samples(out, found.samples)
     return found
 
@@ -139,9 +139,13 @@ def take_away(target: str, folder: str, *, which: Which, dtype: str | None, over
     source = open_source(ModelConfig(path=target), which=which)
     param_dtype = "float32" if source.settings is None else source.settings.model.param_dtype
     params = source.load(sharding.make_mesh(configuration.MeshConfig()), param_dtype)
-    origin = str(Path(target) / MODEL) if is_run(target) else fetch.resolve(target)
     export.export(
-        params, source.architecture, folder, source=origin, dtype=dtype, overwrite=overwrite
+        params,
+        source.architecture,
+        folder,
+        source=description_address(target),
+        dtype=dtype,
+        overwrite=overwrite,
     )
     if distributed.is_main():
         source.tokenizer.save(folder)

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bagrpo import distributed
+from bagrpo import distributed, folders
 from bagrpo.config import RunConfig
 from bagrpo.eval.evaluate import Hosts, evaluate
 from bagrpo.eval.results import Evaluation, write_samples
@@ -45,6 +45,8 @@ def train(config: RunConfig) -> bool:
     Raises:
         ValueError: for settings, data or a model that cannot be used, or if the loss is not finite.
     """
+    assert config.folder is not None
+    folders.path(config.folder)  # An address of no use is said at once.
     with prepare(config) as run, stop_on_signal() as stop_requested:
         checkpoints = Checkpoints(run.folder / CHECKPOINTS, config.checkpoint)
         state, step = run.begin(checkpoints)
@@ -160,9 +162,7 @@ def evaluate_now(run: Run, state: TrainState, step: int) -> dict[str, float]:
     found = evaluate_with(run.sampler, run.config, run.evaluation, step=step)
     run.sampler.engine.unload()
     if distributed.is_main():
-        folder = run.folder / "evaluation"
-        folder.mkdir(exist_ok=True)
-        write_samples(folder / f"step_{step}.jsonl", found.samples)
+        write_samples(run.folder / "evaluation" / f"step_{step}.jsonl", found.samples)
     values: dict[str, Any] = found.log_values()
     for end in ("", "_low", "_high"):
         values[f"accuracy{end}"] = values.get(f"avg@{samples}{end}", math.nan)

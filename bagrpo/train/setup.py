@@ -8,13 +8,13 @@ import functools
 import logging
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+from etils import epath
 from jax.sharding import Mesh
 
 from bagrpo import config as configuration
-from bagrpo import distributed, sharding
+from bagrpo import distributed, folders, sharding
 from bagrpo.config import RunConfig
 from bagrpo.data import problems as problem_data
 from bagrpo.data import sources
@@ -54,10 +54,10 @@ class Run:
     """None unless something needs it."""
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> epath.Path:
         """Where the run is written."""
         assert self.config.folder is not None
-        return Path(self.config.folder)
+        return folders.path(self.config.folder)
 
     @property
     def imitates(self) -> bool:

@@ -12,17 +12,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jax
+from etils import epath
 from jax.sharding import Mesh
 
 from bagrpo import config as configuration
-from bagrpo import sharding
+from bagrpo import folders, sharding
 from bagrpo.config import ModelConfig, RandomModelConfig
 from bagrpo.models import params as model_params
 from bagrpo.models.family import Architecture
 from bagrpo.models.params import Params
 from bagrpo.text.tokenizer import Tokenizer
 from bagrpo.train.checkpoint import Checkpoints, Which
-from bagrpo.weights import checkpoint, fetch
+from bagrpo.weights import checkpoint, fetch, store
 from bagrpo.weights.checkpoint import Description
 from bagrpo.weights.load import load
 
@@ -64,7 +65,7 @@ def open_source(model: ModelConfig, *, seed: int = 0, which: Which = None) -> So
         return _random(model.random, seed)
     assert model.path is not None
     if is_run(model.path):
-        return _run(Path(model.path), which)
+        return _run(folders.path(model.path), which)
     if which is not None:
         raise ValueError(f"{model.path!r} is not a run's folder, so it has no checkpoint {which!r}")
     address = fetch.resolve(model.path)
@@ -85,16 +86,24 @@ def architecture(model: ModelConfig) -> Architecture:
     if model.random is not None:
         return _random(model.random, 0).architecture
     assert model.path is not None
-    folder = Path(model.path) / MODEL if is_run(model.path) else model.path
-    return checkpoint.describe(fetch.resolve(str(folder))).architecture
+    return checkpoint.describe(description_address(model.path)).architecture
 
 
 def is_run(path: str) -> bool:
-    """Whether this is the folder of a run."""
-    return (Path(path) / CONFIG).is_file() and (Path(path) / MODEL).is_dir()
+    """Whether this is the folder of a run, local or at `gs://`."""
+    needed = (CONFIG, f"{MODEL}/config.json")
+    if folders.is_remote(path):  # It may as well be a model, which takes no other package to read.
+        opened = store.open(path)
+        return all(opened.read(name) is not None for name in needed)
+    return all((Path(path) / name).is_file() for name in needed)
 
 
-def write_description(source: Source, run: Path) -> None:
+def description_address(path: str) -> str:
+    """Where the model of a run's folder, or at another address, is described."""
+    return f"{path.rstrip('/')}/{MODEL}" if is_run(path) else fetch.resolve(path)
+
+
+def write_description(source: Source, run: epath.Path) -> None:
     """Write into a run's folder what describes its model."""
     folder = run / MODEL
     folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +114,7 @@ def write_description(source: Source, run: Path) -> None:
         (folder / "generation_config.json").write_text(text)
 
 
-def _run(folder: Path, which: Which) -> Source:
+def _run(folder: epath.Path, which: Which) -> Source:
     settings = configuration.load(configuration.RunConfig, folder / CONFIG)
     description = checkpoint.describe(str(folder / MODEL))
     checkpoints = Checkpoints(folder / CHECKPOINTS)
@@ -122,7 +131,7 @@ def _run(folder: Path, which: Which) -> Source:
     return Source(
         name=f"{folder} ({'newest' if which is None else which})",
         description=description,
-        tokenizer=Tokenizer.from_folder(folder / MODEL),
+        tokenizer=checkpoint.tokenizer(str(folder / MODEL)),
         load=restore,
         settings=settings,
     )

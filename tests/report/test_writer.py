@@ -7,9 +7,10 @@ import types
 import numpy as np
 import pytest
 
+from bagrpo import folders
 from bagrpo.config import ReportConfig
 from bagrpo.records import Completion, Problem, Rollout, Verdict
-from bagrpo.report.writer import FILES, Writer, read
+from bagrpo.report.writer import Writer, read
 
 PLAIN = ReportConfig(tensorboard=False)
 
@@ -29,7 +30,9 @@ def write(writer, steps):
 
 
 def contents(folder):
-    return [(folder / name).read_bytes() for name in FILES]
+    """Of metrics.jsonl, and of each step's rollouts."""
+    files = [folder / "metrics.jsonl", *(folder / "rollouts").iterdir()]
+    return {file.name: file.read_bytes() for file in files}
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +46,18 @@ def unbroken(tmp_path_factory):
 
 @pytest.mark.parametrize("tail", [b"", b'{"step": 5, "lo', b'{"step": 5}', b"\0\0\0"])
 @pytest.mark.parametrize("step", [None, 0, 2, 4])
-def test_a_run_that_goes_on_leaves_the_files_of_an_unbroken_one(tmp_path, unbroken, step, tail):
-    writer = Writer(tmp_path, PLAIN, step=None)
+def test_a_run_that_goes_on_leaves_the_files_of_an_unbroken_one(anywhere, unbroken, step, tail):
+    writer = Writer(anywhere, PLAIN, step=None)
     write(writer, range(1, 5))
-    for name in FILES:  # What a line looks like in whose midst a machine went down.
-        with open(tmp_path / name, "ab") as file:
-            file.write(tail)
-    writer = Writer(tmp_path, PLAIN, step=step)
+    write(writer, [7])
+    # What a line looks like in whose midst a machine went down.
+    metrics = anywhere / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes() + tail)
+    (anywhere / "rollouts" / "step_5.jsonl.unfinished").write_bytes(tail)
+    writer = Writer(anywhere, PLAIN, step=step)
     write(writer, range((step or 0) + 1, 6))
-    assert contents(tmp_path) == unbroken
+    assert contents(anywhere) == unbroken
+    assert len(unbroken) == 1 + 5
 
 
 def test_what_is_written_survives_a_kill(tmp_path):
@@ -66,7 +72,9 @@ os.kill(os.getpid(), signal.SIGKILL)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == -9, done.stderr
     assert [line["step"] for line in read(tmp_path / "metrics.jsonl")] == [1, 1, 2, 2, 3, 3]
-    assert [line["step"] for line in read(tmp_path / "rollouts.jsonl")] == [1, 1, 2, 2, 3, 3]
+    for step in (1, 2, 3):
+        lines = read(tmp_path / f"rollouts/step_{step}.jsonl")
+        assert [line["step"] for line in lines] == [step] * 2
 
 
 def strictly(text):
@@ -89,7 +97,7 @@ def test_numbers_that_are_not_finite_are_null(tmp_path):
     writer = Writer(tmp_path, PLAIN, step=None)
     writer.metrics(1, values)
     writer.rollouts(1, [rollout(1, reward=float("nan"))])
-    metrics, rollouts = (strictly(text) for text in contents(tmp_path))
+    metrics, rollouts = (strictly(text) for text in contents(tmp_path).values())
     assert metrics == {
         "step": 1,
         "nan": None,
@@ -108,8 +116,9 @@ def test_numbers_that_are_not_finite_are_null(tmp_path):
 def test_a_rollout_is_one_line_whatever_its_text(tmp_path, text):
     writer = Writer(tmp_path, PLAIN, step=None)
     writer.rollouts(3, [rollout(3, 0, text), rollout(3, 1, text)])
-    assert contents(tmp_path)[1].count(b"\n") == len(contents(tmp_path)[1].splitlines()) == 2
-    assert list(read(tmp_path / "rollouts.jsonl"))[1] == {
+    written = contents(tmp_path)["step_3.jsonl"]
+    assert written.count(b"\n") == len(written.splitlines()) == 2
+    assert list(read(tmp_path / "rollouts/step_3.jsonl"))[1] == {
         "step": 3,
         "problem": 20,
         "sample": 1,
@@ -160,27 +169,29 @@ def test_tensorboard_gets_the_finite_metrics_when_it_is_installed(tmp_path, monk
     ]
 
 
-def test_tensorboard_reads_what_is_written(tmp_path):
-    writer = Writer(tmp_path, ReportConfig(), step=None)
+def test_tensorboard_reads_what_is_written(anywhere):
+    writer = Writer(anywhere, ReportConfig(), step=None)
     writer.metrics(1, {"loss": 0.5})
+    writer.metrics(2, {"accuracy": 0.5})
     writer.close()
-    (events,) = (tmp_path / "tensorboard").iterdir()
+    (events,) = (anywhere / "tensorboard").iterdir()
     assert b"loss" in events.read_bytes()
+    assert b"accuracy" in events.read_bytes()
 
 
 @pytest.mark.parametrize("config", [ReportConfig(tensorboard=False), ReportConfig()])
 def test_tensorboard_is_not_missed(tmp_path, monkeypatch, config):
     monkeypatch.setitem(sys.modules, "tensorboardX", None)  # As if it were not installed.
     Writer(tmp_path, config, step=None).metrics(1, {"loss": 0.5})
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
-def test_wandb_gets_the_metrics_of_one_run_across_resumes(tmp_path, monkeypatch):
+def test_wandb_gets_the_metrics_of_one_run_across_resumes(anywhere, monkeypatch):
     package = Recorder()
     monkeypatch.setitem(sys.modules, "wandb", package)
     config = ReportConfig(tensorboard=False, wandb="sums")
     for step in [None, 1, None]:
-        writer = Writer(tmp_path, config, step=step, settings={"seed": 3})
+        writer = Writer(anywhere, config, step=step, settings={"seed": 3})
         writer.metrics(2, {"loss": 0.5, "nan": float("nan")})
         writer.close()
     assert [call for call in package.calls if call[0] != "init"] == [
@@ -189,11 +200,13 @@ def test_wandb_gets_the_metrics_of_one_run_across_resumes(tmp_path, monkeypatch)
     ] * 3
     first, second, third = (dict(call[1:]) for call in package.calls if call[0] == "init")
     assert first.pop("id") == second["id"] != third["id"]  # The third is a new run.
+    folder = first.pop("dir")
+    assert "://" not in folder
+    assert folders.is_remote(anywhere) or folder == str(anywhere)
     assert first == {
         "project": "sums",
-        "name": tmp_path.name,
+        "name": anywhere.name,
         "resume": "allow",
-        "dir": str(tmp_path),
         "config": {"seed": 3},
     }
 
@@ -202,8 +215,3 @@ def test_wandb_that_is_missing_is_said(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ValueError, match=r"report\.wandb='sums' needs the package wandb: install"):
         Writer(tmp_path, ReportConfig(wandb="sums", tensorboard=False), step=None)
-
-
-def test_a_folder_that_cannot_be_appended_to_is_said():
-    with pytest.raises(ValueError, match="gs://bucket/run; give a local run folder"):
-        Writer("gs://bucket/run", PLAIN, step=None)

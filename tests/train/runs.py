@@ -80,6 +80,11 @@ def metrics(folder):
     ]
 
 
+def rollout_files(folder):
+    """The text of each of a run's files of rollouts, by name."""
+    return {path.name: path.read_text() for path in (folder / "rollouts").iterdir()}
+
+
 def wait_for_step(folder, step):
     """Returns once a run that is under way has logged this step."""
     for _ in range(2400):

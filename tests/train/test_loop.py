@@ -2,7 +2,7 @@ import signal
 
 import numpy as np
 import pytest
-from runs import metrics, parameters, start, train, wait_for_step, write_settings
+from runs import metrics, parameters, rollout_files, start, train, wait_for_step, write_settings
 
 import bagrpo.cli
 from bagrpo import config
@@ -49,8 +49,9 @@ def test_a_run_that_was_stopped_goes_on_to_the_bit(path, tmp_path, how):
     assert start(hard, f"folder={broken}").wait(240) == 0
 
     assert metrics(broken) == metrics(straight)
-    rollouts = [(folder / "rollouts.jsonl").read_text() for folder in (straight, broken)]
+    rollouts = [rollout_files(folder) for folder in (straight, broken)]
     assert rollouts[0] == rollouts[1]
+    assert len(rollouts[0]) == 6
     (done, want), (also_done, found) = (parameters(hard, f) for f in (straight, broken))
     assert done == also_done == 6
     for a, b in zip(found, want, strict=True):
