@@ -4,7 +4,8 @@
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
-venv="$root/.venv"
+venv="${VENV:-$root/.venv}"
+[[ $venv == /* ]] || venv="$PWD/$venv"
 stamp="$venv/.bagrpo-installed"
 compiler="$venv/tpu-compiler"
 
@@ -20,6 +21,7 @@ it is there, else through pip. In the environment,
 
   ACCELERATOR=tpu, ACCELERATOR=cuda  has it install what JAX needs for those, besides
   PYTHON=/path/to/python3            chooses the interpreter that .venv is made with
+  VENV=/path/to/folder               sets it up there and not in .venv
 EOF_USAGE
 }
 
@@ -49,9 +51,9 @@ minor_version() {
   "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])'
 }
 
-# What an installation depends on. The place counts because scripts in .venv/bin hold full paths.
+# What an installation depends on. Places count because the scripts in it hold full paths.
 fingerprint() {
-  { echo "$root" && cat "$root"/requirements*.lock "$root/pyproject.toml"; } | cksum
+  { echo "$root $venv" && cat "$root"/requirements*.lock "$root/pyproject.toml"; } | cksum
 }
 
 # Whether there is all, and each accelerator that is named. A stamp is the fingerprint of its time.
@@ -139,8 +141,8 @@ run_gate() {
   "$venv/bin/ruff" check .
   "$venv/bin/ruff" format --check .
   # Otherwise pyright asks the network whether there is a newer one.
-  PYRIGHT_PYTHON_IGNORE_WARNINGS=1 "$venv/bin/pyright"
-  "$venv/bin/shellcheck" launch/*.sh .ci/run
+  PYRIGHT_PYTHON_IGNORE_WARNINGS=1 "$venv/bin/pyright" --pythonpath "$venv/bin/python"
+  "$venv/bin/shellcheck" launch/*.sh .ci/*
   exec "$venv/bin/python" -m pytest -n auto --dist worksteal "$@"
 }
 

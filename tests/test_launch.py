@@ -1,29 +1,33 @@
-"""launch/local.sh in a copy of the checkout, with installers that only note how they are called."""
+"""launch/local.sh and the gates in a copy of the checkout, with installers that only note how they
+are called."""
 
-import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 
 REPOSITORY = Path(__file__).parents[1]
 LOCKS = [f"requirements{part}.lock" for part in ("", "-gym", "-tpu", "-cuda")]
-COPIED = ["launch/local.sh", ".ci/run", "pyproject.toml", *LOCKS]
+COPIED = ["launch/local.sh", ".ci/run", ".ci/newest", "pyproject.toml", *LOCKS]
 TOOLS = ["bash", "dirname", "cat", "cksum", "mkdir", "rm"]
 BASH = shutil.which("bash") or "bash"
-CHECKS = ["ruff check .", "ruff format --check .", "pyright", "shellcheck launch/local.sh .ci/run"]
+CHECKS = [
+    "ruff check .",
+    "ruff format --check .",
+    "pyright --pythonpath VENV/bin/python",
+    "shellcheck launch/local.sh .ci/newest .ci/run",
+]
 
 # Stands for `uv` and for `python -m pip`. What it installs notes how it is called, too, and fails
 # when a file says so.
 INSTALLER = """
-import pathlib, sys, time
+import os, pathlib, sys, time
 if "--version" in sys.argv:
     sys.exit()
 root = pathlib.Path(ROOT)
+venv = pathlib.Path(os.environ.get("VENV") or root / ".venv")
 with open(root / "calls", "a") as calls:
     print(NAME, *sys.argv[1:], file=calls)
 if (root / "offline").exists() or (root / "refused").exists() and "-gym" in sys.argv[-1]:
@@ -31,12 +35,12 @@ if (root / "offline").exists() or (root / "refused").exists() and "-gym" in sys.
 if (root / "slow").exists():
     time.sleep(0.5)  # Long enough for two that start at once to meet.
 for name in ("bagrpo", "ruff", "pyright", "shellcheck"):
-    script = root / ".venv/bin" / name
+    script = venv / "bin" / name
     script.write_text(
         f'#!{PYTHON}\\nNAME, ROOT = {name!r}, {ROOT!r}\\n' + STUB
     )
     script.chmod(0o755)
-site = next((root / ".venv/lib").glob("python*/site-packages"))
+site = next((venv / "lib").glob("python*/site-packages"))
 (site / "pytest.py").write_text(f"NAME, ROOT = 'pytest', {ROOT!r}\\n" + STUB)
 """
 STUB = """
@@ -65,6 +69,7 @@ class Checkout:
         self.add("uname", f"#!{BASH}\necho Some system\n")
 
     def add(self, name, text):
+        (self.path / name).parent.mkdir(parents=True, exist_ok=True)
         (self.path / name).unlink(missing_ok=True)  # It may be a link to this machine's own.
         (self.path / name).write_text(text)
         (self.path / name).chmod(0o755)
@@ -83,7 +88,7 @@ class Checkout:
         return subprocess.Popen(
             [*before, BASH, str(self.root / script), *arguments],
             cwd=cwd or self.root,
-            env={"PATH": str(self.path), **environment},
+            env={"PATH": str(self.path), "HOME": str(self.path), **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -203,6 +208,17 @@ def test_pip_installs_the_same_where_there_is_no_uv(bare):
     assert bare.calls() == ["bagrpo config x"]
 
 
+@pytest.mark.parametrize("given", ["other venv", "{folder}/other venv"])
+def test_the_venv_can_be_elsewhere(machine, tmp_path, given):
+    options = {"cwd": tmp_path, "VENV": given.format(folder=tmp_path)}
+    assert machine.run("config", "x", **options)[0] == 0
+    installer = f"uv pip install -q --python {tmp_path}/other venv/bin/python"
+    assert machine.calls() == [*locks_and_project(machine.root, installer), "bagrpo config x"]
+    assert machine.run("config", "x", **options)[0] == 0
+    assert machine.calls() == ["bagrpo config x"]
+    assert not (machine.root / ".venv").exists()
+
+
 @pytest.mark.parametrize("name", ["pyproject.toml", *LOCKS])
 def test_a_changed_file_is_installed_again(machine, name):
     machine.run("config", "x")
@@ -279,7 +295,22 @@ def test_arguments_folder_and_status_are_the_commands_own(installed, tmp_path):
     assert out == f"{tmp_path} {given}\n"
 
 
-WORKERS = ["-n", "auto", "--dist", "worksteal"]
+WORKERS = "pytest -n auto --dist worksteal"
+
+
+def gate(checkout, venv, *arguments):
+    """The words of each call of a gate."""
+    calls = [[*check.split()] for check in CHECKS] + [[*WORKERS.split(), *arguments]]
+    return [[word.replace("VENV", f"{checkout.root}/{venv}") for word in call] for call in calls]
+
+
+def ran(checkout):
+    return [line for line in checkout.calls() if not line.startswith("uv ")]
+
+
+NOTHING_NEWER = (
+    ".ci/newest: found no Python 3.12 or 3.13, so nothing was tested with the newest jax and flax"
+)
 
 
 @pytest.mark.parametrize(
@@ -289,59 +320,40 @@ WORKERS = ["-n", "auto", "--dist", "worksteal"]
 def test_the_gate_runs_each_check_and_hands_its_arguments_to_pytest(installed, script, first, more):
     status, out, err = installed.run(*first, "-k", "a or b", script=script, cwd=installed.path)
     assert status == 0, err
-    ran = [line for line in installed.calls() if not line.startswith("uv ")]
-    arguments = [*WORKERS, *more, "-k", "a or b"]
-    assert ran == [*CHECKS, " ".join(["pytest", *arguments])]
-    assert out.splitlines() == [
-        f"{installed.root} {given}" for given in ([*check.split()[1:]] for check in CHECKS)
-    ] + [f"{installed.root} {arguments}"]
+    calls = gate(installed, ".venv", *more, "-k", "a or b")
+    assert ran(installed) == [" ".join(call) for call in calls]
+    assert out.splitlines() == [f"{installed.root} {call[1:]}" for call in calls]
 
 
-@pytest.mark.parametrize("check", [*CHECKS, " ".join(["pytest", *WORKERS, "-x"])])
-def test_a_failing_check_fails_the_gate(installed, check):
+@pytest.mark.parametrize("number", range(len(CHECKS) + 1))
+@pytest.mark.parametrize(("script", "first"), [("launch/local.sh", ["test"]), (".ci/run", [])])
+def test_a_failing_check_fails_the_gate(installed, script, first, number):
+    more = ["-x"] if first else ["-m", "", "-x"]
+    check = " ".join(gate(installed, ".venv", *more)[number])
     (installed.root / "failing").write_text(check)
-    assert installed.run("test", "-x", script="launch/local.sh")[0] == 3
+    assert installed.run(*first, "-x", script=script)[0] == 3
     assert installed.calls()[-1] == check
 
 
-def pins(lock):
-    text = (REPOSITORY / lock).read_text().replace("\\\n", " ")
-    lines = [line for line in text.splitlines() if line[:1] not in ("", "#", " ")]
-    return {(line.split("==")[0], line.partition(";")[2].split("--")[0]): line for line in lines}
+# Says that it is new enough, whatever runs this test.
+NEW_PYTHON = PYTHON.replace("exec", """case $* in *"(3, 12)"*) exit ;; esac\nexec""")
+PYENV = ".pyenv/versions/3.12.1/bin/python"
 
 
-@pytest.mark.parametrize("lock", LOCKS)
-def test_every_pin_is_exact_and_hashed(lock):
-    for (name, _), line in pins(lock).items():
-        assert re.match(rf"{re.escape(name)}==\S+ ", line), line
-        assert "--hash=sha256:" in line
+@pytest.mark.parametrize("where", ["python3.13", "python3.12", PYENV, PYENV.replace("2.1", "3.0")])
+def test_the_newest_gate_has_a_venv_of_its_own(machine, where):
+    machine.add("python3.13", OLD_PYTHON)
+    machine.add(where, NEW_PYTHON)
+    status, _, err = machine.run("-k", "a or b", script=".ci/newest")
+    assert status == 0, err
+    calls = gate(machine, ".venv-newest", "-k", "a or b")
+    assert ran(machine) == [" ".join(call) for call in calls]
+    assert not (machine.root / ".venv").exists()
 
 
-@pytest.mark.parametrize("lock", LOCKS[1:])
-def test_the_locks_agree(lock):
-    main, other = pins(LOCKS[0]), pins(lock)
-    assert {key: main[key] for key in main.keys() & other.keys()} == {
-        key: other[key] for key in main.keys() & other.keys()
-    }
-
-
-@pytest.mark.parametrize(
-    ("lock", "extras"), [(LOCKS[0], ["gguf", "hub", "tasks", "dev"]), (LOCKS[1], ["gym"])]
-)
-def test_a_lock_holds_what_the_project_asks_for(lock, extras):
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    asked = [text for extra in extras for text in project["optional-dependencies"][extra]]
-    asked += project["dependencies"] if lock == LOCKS[0] else []
-    for requirement in map(Requirement, asked):
-        lines = [line for (name, _), line in pins(lock).items() if name == requirement.name]
-        assert lines, requirement
-        for line in lines:
-            assert requirement.specifier.contains(line.split("==")[1].split()[0]), requirement
-
-
-@pytest.mark.parametrize("lock", LOCKS)
-def test_a_lock_says_how_it_was_made_and_names_no_folder_of_its_maker(lock):
-    words = (REPOSITORY / lock).read_text().splitlines()[1].split()
-    assert words[1:4] == ["uv", "pip", "compile"]
-    assert {"--universal", "--generate-hashes"} < set(words)
-    assert not any("/" in word for word in words)
+@pytest.mark.parametrize("where", ["python3.13", PYENV])
+def test_without_a_new_python_the_newest_gate_says_so_and_makes_nothing(machine, where):
+    machine.add(where, OLD_PYTHON)
+    assert machine.run(script=".ci/newest") == (0, NOTHING_NEWER + "\n", "")
+    assert machine.calls() == []
+    assert not [*machine.root.glob(".venv*")]
