@@ -11,8 +11,8 @@ Runs bagrpo on TPU slices of a GKE cluster, the one that kubectl is set to.
   launch/gke.sh --name NAME --type TYPE --image IMAGE [option ...] -- COMMAND [argument ...]
 
   docker build -f launch/Dockerfile -t IMAGE . && docker push IMAGE
-  launch/gke.sh --name math --type v5e-256 --image IMAGE --claim runs -- \
-    train configs/qwen3_1.7b_dapo.yaml
+  launch/gke.sh --name math --type v5e-256 --image IMAGE -- \
+    train configs/qwen3_1.7b_dapo.yaml folder=gs://BUCKET/math
 
 The cluster needs the JobSet controller and, for each slice, a node pool of that type (a Standard
 cluster: Autopilot does not allow what a pod needs here). When a pod fails or is evicted, all start
@@ -21,8 +21,8 @@ anew, and the run goes on from its folder.
   --type TYPE     v5e-N or v6e-N (N chips), v4-N or v5p-N (N cores, two a chip)
   --slices N      slices (default: 1); between them there is only the data-centre network, over
                   which the mesh's `data` axis goes: give mesh.data=N
-  --claim CLAIM   PersistentVolumeClaim, of ReadWriteMany, for /bagrpo/runs, where runs are kept;
-                  without it they end with their pods
+  --claim CLAIM   PersistentVolumeClaim, of ReadWriteMany, for /bagrpo/runs, where runs are kept
+                  whose folder is not in a bucket; without it those end with their pods
   --restarts N    how often to start anew (default: 100)
   --grace S       seconds between SIGTERM and SIGKILL (default: 600)
   --dry-run       prints the manifest and applies nothing

@@ -35,10 +35,10 @@ Rents a TPU slice of Google Cloud and runs bagrpo on all its hosts. Needs gcloud
   --dry-run        prints the commands and runs none; for `watch`, those of a run without trouble
 
 A run goes on from its folder, `folder=` in its configuration. All hosts have to see that folder,
-and it has to outlive the slice: let it be on a file system that --startup mounts.
+and it has to outlive the slice: let it be in a bucket, or on a file system that --startup mounts.
 
-  launch/tpu.sh watch math --type v5e-256 --spot --startup mount.sh --delete -- \
-    train configs/qwen3_1.7b_dapo.yaml folder=/mnt/runs/math
+  launch/tpu.sh watch math --type v5e-256 --spot --delete -- \
+    train configs/qwen3_1.7b_dapo.yaml folder=gs://BUCKET/math
 EOF_USAGE
 }
 
