@@ -313,16 +313,34 @@ NOTHING_NEWER = (
 )
 
 
-@pytest.mark.parametrize(
-    ("script", "first", "more"),
-    [("launch/local.sh", ["test"], []), (".ci/run", [], ["-m", ""])],
-)
-def test_the_gate_runs_each_check_and_hands_its_arguments_to_pytest(installed, script, first, more):
-    status, out, err = installed.run(*first, "-k", "a or b", script=script, cwd=installed.path)
+def output(checkout, calls):
+    return [f"{checkout.root} {call[1:]}" for call in calls]
+
+
+def test_the_gate_runs_each_check_and_hands_its_arguments_to_pytest(installed):
+    status, out, err = installed.run("test", "-k", "a or b", cwd=installed.path)
     assert status == 0, err
-    calls = gate(installed, ".venv", *more, "-k", "a or b")
+    calls = gate(installed, ".venv", "-k", "a or b")
     assert ran(installed) == [" ".join(call) for call in calls]
-    assert out.splitlines() == [f"{installed.root} {call[1:]}" for call in calls]
+    assert out.splitlines() == output(installed, calls)
+
+
+def test_ci_runs_slow_tests_too_and_says_when_nothing_is_newer(installed):
+    installed.add("python3.13", OLD_PYTHON)
+    status, out, err = installed.run("-k", "a or b", script=".ci/run", cwd=installed.path)
+    assert status == 0, err
+    calls = gate(installed, ".venv", "-m", "", "-k", "a or b")
+    assert ran(installed) == [" ".join(call) for call in calls]
+    assert out.splitlines() == [*output(installed, calls), NOTHING_NEWER]
+
+
+def test_the_newest_gate_comes_after_the_first_and_counts_too(installed):
+    installed.add("python3.13", NEW_PYTHON)
+    first = gate(installed, ".venv", "-m", "", "-x")
+    newest = gate(installed, ".venv-newest", "-x")
+    (installed.root / "failing").write_text(" ".join(newest[-1]))
+    assert installed.run("-x", script=".ci/run")[0] == 3
+    assert ran(installed) == [" ".join(call) for call in [*first, *newest]]
 
 
 @pytest.mark.parametrize("number", range(len(CHECKS) + 1))
