@@ -158,6 +158,49 @@ def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))
 
 
+def apart(x_BTD: jax.Array) -> jax.Array:
+    """What is kept for the backward pass, with the positions of each row split over `tensor`."""
+    return _apart(x_BTD) if _splits(x_BTD) else constrain(x_BTD, ROWS)
+
+
+def together(x_BTD: jax.Array) -> jax.Array:
+    """The inverse of `apart`: rows whole, as products take them."""
+    return _together(x_BTD) if _splits(x_BTD) else x_BTD
+
+
+def _splits(x_BTD: jax.Array) -> bool:
+    mesh = jax.sharding.get_abstract_mesh()
+    parts = 1 if mesh.empty else mesh.shape["tensor"]
+    return parts > 1 and x_BTD.shape[1] % parts == 0
+
+
+@jax.custom_vjp
+def _apart(x_BTD: jax.Array) -> jax.Array:
+    # Whole first: the compiler would rather gather the weights of the product that it is from.
+    return constrain(constrain(x_BTD, ROWS), ROWS, "tensor")
+
+
+@jax.custom_vjp
+def _together(x_BTD: jax.Array) -> jax.Array:
+    # The compiler would gather after what follows, in float32.
+    whole: Any = jax.shard_map(
+        lambda part: jax.lax.all_gather(part, "tensor", axis=1, tiled=True),
+        in_specs=PartitionSpec(ROWS, "tensor"),
+        out_specs=PartitionSpec(ROWS),
+        check_vma=False,
+    )(x_BTD)
+    return whole
+
+
+def _gradient_in_rows(_, gradient):
+    """It is not kept, so splitting it would only cost gathers."""
+    return (constrain(gradient, ROWS),)
+
+
+_apart.defvjp(lambda x: (_apart(x), None), _gradient_in_rows)
+_together.defvjp(lambda x: (_together(x), None), _gradient_in_rows)
+
+
 def split_rows(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as each device runs it for its own rows, on the mesh in use.
 

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from bagrpo import sharding
 from bagrpo.models import flash, rope
 from bagrpo.models.attention import attend, visible
 from bagrpo.models.experts import ACTIVATIONS, mixture
@@ -189,15 +190,22 @@ class Decoder(nnx.Module):
             )
             return constrain(x_BTD, ROWS), kv
 
-        layer = _rematerialized(layer, compute.remat)
+        def apart(x_BTD, scanned):
+            x_BTD, _ = layer(sharding.together(x_BTD), scanned)
+            return sharding.apart(x_BTD), None
+
         weights = jax.tree.map(
             lambda param: param[...], self.blocks, is_leaf=lambda x: isinstance(x, nnx.Param)
         )
         if cache is None and not keep and isinstance(weights, dict):
             rope_L = jnp.array(arch.layer_ropes, jnp.int32)
             window_L = jnp.array(arch.windows, jnp.int32)
-            x_BTD, _ = jax.lax.scan(layer, x_BTD, (weights, rope_L, window_L))
-            return _norm(x_BTD, self.norm[...], arch), None
+            x_BTD, _ = jax.lax.scan(
+                _rematerialized(apart, compute.remat),
+                sharding.apart(x_BTD),
+                (weights, rope_L, window_L),
+            )
+            return _norm(sharding.together(x_BTD), self.norm[...], arch), None
 
         keys, values = [], []
         for index in range(arch.layers):

@@ -164,7 +164,7 @@ def test_without_math_verify_only_numbers_and_words_pass_the_check(problem, monk
 def test_what_a_model_wrote_is_never_evaluated(form, problem, tmp_path):
     trap = tmp_path / "trap"
     attack = f"__import__('pathlib').Path('{trap}').touch()"
-    for gold in ("3", r"\sqrt{2}"):
+    for gold in ("31415926535", r"\sqrt{2}"):  # a small number might be in the folder's name
         assert not math_answer.score(
             problem(gold, "math"), form % attack, "", VerifyConfig()
         ).correct
