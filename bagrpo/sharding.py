@@ -158,14 +158,16 @@ def constrain(x: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*axes))
 
 
+@jax.custom_vjp
 def apart(x_BTD: jax.Array) -> jax.Array:
-    """What is kept for the backward pass, with the positions of each row split over `tensor`."""
-    return _apart(x_BTD) if _splits(x_BTD) else constrain(x_BTD, ROWS)
+    """Splits the positions of what is kept for the backward pass over `tensor`, if there is one."""
+    return constrain(x_BTD, ROWS)
 
 
+@jax.custom_vjp
 def together(x_BTD: jax.Array) -> jax.Array:
     """The inverse of `apart`: rows whole, as products take them."""
-    return _together(x_BTD) if _splits(x_BTD) else x_BTD
+    return x_BTD
 
 
 def _splits(x_BTD: jax.Array) -> bool:
@@ -174,14 +176,15 @@ def _splits(x_BTD: jax.Array) -> bool:
     return parts > 1 and x_BTD.shape[1] % parts == 0
 
 
-@jax.custom_vjp
-def _apart(x_BTD: jax.Array) -> jax.Array:
+def _apart_forward(x_BTD):
     # Whole first: the compiler would rather gather the weights of the product that it is from.
-    return constrain(constrain(x_BTD, ROWS), ROWS, "tensor")
+    x_BTD = constrain(x_BTD, ROWS)
+    return constrain(x_BTD, ROWS, "tensor") if _splits(x_BTD) else x_BTD, None
 
 
-@jax.custom_vjp
-def _together(x_BTD: jax.Array) -> jax.Array:
+def _together_forward(x_BTD):
+    if not _splits(x_BTD):
+        return x_BTD, None
     # The compiler would gather after what follows, in float32.
     whole: Any = jax.shard_map(
         lambda part: jax.lax.all_gather(part, "tensor", axis=1, tiled=True),
@@ -189,7 +192,7 @@ def _together(x_BTD: jax.Array) -> jax.Array:
         out_specs=PartitionSpec(ROWS),
         check_vma=False,
     )(x_BTD)
-    return whole
+    return whole, None
 
 
 def _gradient_in_rows(_, gradient):
@@ -197,8 +200,8 @@ def _gradient_in_rows(_, gradient):
     return (constrain(gradient, ROWS),)
 
 
-_apart.defvjp(lambda x: (_apart(x), None), _gradient_in_rows)
-_together.defvjp(lambda x: (_together(x), None), _gradient_in_rows)
+apart.defvjp(_apart_forward, _gradient_in_rows)
+together.defvjp(_together_forward, _gradient_in_rows)
 
 
 def split_rows(function: Callable[..., Any]) -> Callable[..., Any]:

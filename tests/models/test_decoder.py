@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 
 import jax
@@ -8,7 +9,7 @@ from reference import MESHES, NAMES, expected, mesh_of, model, positions, spelle
 
 from bagrpo.models import params
 from bagrpo.models.decoder import Compute, empty_cache, forward, logits
-from bagrpo.sharding import param_shardings, put_rows
+from bagrpo.sharding import param_shardings, put_rows, row_sharding
 
 FLOAT32 = Compute()
 BOUND = 2e-4  # asked of all families; the largest difference seen is 2e-5
@@ -174,6 +175,31 @@ def test_remat_changes_no_gradient(remat):
     found = gradient(weights, Compute(remat=remat))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * float(jnp.abs(b).max()), rtol=0)
+
+
+def test_what_is_kept_for_the_backward_pass_is_split_over_tensor():
+    """Four layers of 8 rows of 48 positions over 64 features, with 2 devices for each row."""
+    arch, _ = model("llama_tied")
+    arch = dataclasses.replace(arch, layers=4, windows=arch.windows[:1] * 4, layer_ropes=(0,) * 4)
+    mesh = mesh_of(2, 2, 2)
+    specs = params.specs(arch)
+    weights = jax.tree.map(
+        lambda spec, sharding: jax.ShapeDtypeStruct(spec.shape, jnp.float32, sharding=sharding),
+        specs,
+        param_shardings(specs, mesh),
+    )
+    rows = jax.ShapeDtypeStruct((8, 48), jnp.int32, sharding=row_sharding(mesh))
+
+    def total(weights, tokens_BT, position_BT):
+        hidden_BTD, _ = forward(
+            weights, arch, tokens_BT, position_BT, compute=Compute(remat="full")
+        )
+        return jnp.sum(hidden_BTD**2)
+
+    with jax.set_mesh(mesh):
+        text = jax.jit(jax.grad(total)).lower(weights, rows, rows).compile().as_text()
+    assert f"[4,2,24,{arch.embed}]" in text
+    assert f"[4,2,48,{arch.embed}]" not in text
 
 
 def test_a_cache_without_slots_is_refused():
