@@ -96,7 +96,7 @@ def test_many_requests_keep_their_order(ask):
 
 def test_workers_are_reused(ask):
     pids = {ask("pid").result().verdict.reason for _ in range(50)}
-    assert len(pids) <= 2
+    assert len(pids) <= 4  # Two, each of which may be due for its replacement.
 
 
 def test_a_hung_worker_is_killed_with_all_that_it_started(ask, tmp_path):
