@@ -48,7 +48,7 @@ class Program:
     useful: float = 0.0
     """FLOPs of the model for what the program does when every row is full."""
     least_links: float = 0.0
-    """Bytes that must come from other devices to gather parameters and reduce gradients once."""
+    """Bytes that must come from other devices: parameters, gradients, activations over `tensor`."""
     cost: Cost | None = None
     """None if it was not compiled to the end."""
     error: str | None = None
@@ -133,7 +133,7 @@ class Planner:
                 program.beside += held.moments
                 passes = 3 if name == "gradient" else 1
                 program.useful = passes * self._forward(shape) / self.mesh.size
-                program.least_links = self._least_links(passes)
+                program.least_links = self._least_links(passes, shape)
             yield program, lambda n=name, a=arguments: self.trainer.lower(n, *a)
 
     def _sampler(self, largest: bool) -> Iterator[tuple[Program, Callable[[], Any]]]:
@@ -190,14 +190,19 @@ class Planner:
         seen = flops.attention(arch, positions - 1, positions)
         return rows * (flops.position(arch) + flops.head(arch) + seen)
 
-    def _least_links(self, passes: int) -> float:
-        """Gathers of the parameters for each pass over them, and one reduction of the gradients."""
-        size = np.dtype(self.config.model.dtype).itemsize
-        shards = self.mesh.shape["fsdp"]
-        held = model_params.count(self.arch) / self.mesh.shape["tensor"] * size
-        if not self.arch.tied:  # the table of embeddings need not move
-            held -= self.arch.vocab * self.arch.embed / self.mesh.shape["tensor"] * size
-        return passes * held * (shards - 1) / shards
+    def _least_links(self, passes: int, shape: Shape) -> float:
+        """Gathers of the parameters for each pass over them, one reduction of the gradients, and
+        in each layer two sums of activations over `tensor`, two more of their gradients."""
+        arch, size = self.arch, np.dtype(self.config.model.dtype).itemsize
+        shards, tensor = self.mesh.shape["fsdp"], self.mesh.shape["tensor"]
+        held = model_params.count(arch) / tensor * size
+        if not arch.tied:  # the table of embeddings need not move
+            held -= arch.vocab * arch.embed / tensor * size
+        activations = shape.tokens / self.trainer.row_shards * arch.embed * size
+        sums = arch.layers * (4 if passes == 3 else 2)
+        return (
+            passes * held * (shards - 1) / shards + sums * 2 * activations * (tensor - 1) / tensor
+        )
 
     def _weights(self) -> int:
         assert self.engine is not None
