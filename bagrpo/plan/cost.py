@@ -33,6 +33,8 @@ _FREE = {
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota"),
     *("partition-id", "replica-id", "opt-barrier", "add-dependency"),
 }
+_BOTH_SIDES = ("copy-start", "collective-permute-start", "all-gather-start")
+"""Operations whose shape has the operand besides the result."""
 _FAST = "S(1)"
 """In a layout: kept in the chip's fast memory, so not moved from or to HBM."""
 
@@ -143,6 +145,11 @@ def _heavy(shape: str) -> float:
 
 def _moved(module: Module, here: dict[str, Op], op: Op) -> float:
     """Bytes that an operation reads and writes, of a slice only what is sliced."""
+    if op.kind in _BOTH_SIDES:
+        return _heavy(op.shape)
+    if op.kind == "slice-start":
+        source, result, *_ = arrays(op.shape)
+        return _size(result) * sum(_FAST not in array.layout for array in (source, result))
     if op.kind in ("dynamic-slice", "slice", "gather"):
         return 2 * _heavy(op.shape)
     if op.kind == "dynamic-update-slice":

@@ -157,3 +157,19 @@ def test_splash_attention_counts_the_blocks_that_it_visits():
     )
     # Of 4 x 4 blocks of 512 tokens, 10 on and below the diagonal; two products each.
     assert found.flops == 2 * 2 * 7 * 10 * 512 * 512 * 128
+
+
+def test_what_is_fetched_ahead_is_read_once():
+    fetched = of(
+        "%a = bf16[6,8,128]{2,1,0} parameter(0)",
+        "%c = (bf16[6,8,128]{2,1,0:S(1)}, bf16[6,8,128]{2,1,0}, u32[]{:S(2)}) copy-start(%a)",
+        "ROOT %d = bf16[6,8,128]{2,1,0:S(1)} copy-done(%c)",
+    )
+    assert fetched.bytes == 6 * 8 * 128 * 2 + 4
+    sliced = of(
+        "%a = bf16[6,8,128]{2,1,0} parameter(0)",
+        "%s = ((bf16[6,8,128]{2,1,0}), bf16[2,8,128]{2,1,0:S(1)}, s32[]{:S(2)}) slice-start(%a), "
+        "slice={[0:2], [0:8], [0:128]}",
+        "ROOT %d = bf16[2,8,128]{2,1,0:S(1)} slice-done(%s)",
+    )
+    assert sliced.bytes == 2 * 8 * 128 * 2
