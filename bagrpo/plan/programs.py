@@ -21,6 +21,7 @@ from bagrpo.models import flops
 from bagrpo.models import params as model_params
 from bagrpo.models.family import Architecture
 from bagrpo.plan.cost import Cost, cost
+from bagrpo.sample.programs import parted
 from bagrpo.train.assemble import Shape, shapes
 from bagrpo.train.setup import batch_fields, make_engine, make_trainer, needs_logps, samples
 
@@ -138,13 +139,16 @@ class Planner:
             return
         programs, held = self.engine.programs, self.resident
         state = held.params + held.moments + held.reference
-        yield (
-            Program("load", "", beside=held.moments + held.reference),
-            lambda: programs.separate.lower(self.trainer.abstract.params),
-        )
+        params, sampled = self.trainer.abstract.params, programs.abstract_weights()
+        weights = _bytes(sampled)
+        (ends_in, blocks), (ends, layers) = parted(params), parted(sampled)
+        for part, own in {"layer": (blocks, layers[0]), "ends": (ends_in, ends)}.items():
+            yield (
+                Program("load", part, beside=state + weights - _bytes(own)),
+                lambda p=part: programs.lower_separate(params)[p],
+            )
         caches = self._cache(programs.slots[-1], programs.positions[-1])
         prompts = self._cache(programs.prefill_rows, programs.prompts[-1], split=False)
-        weights = self._weights()
         for key in self._keys(largest):
             kind, *sizes = key
             program = Program(kind, " x ".join(map(str, sizes)), shape=tuple(sizes))
@@ -200,10 +204,6 @@ class Planner:
         return (
             passes * held * (shards - 1) / shards + sums * 2 * activations * (tensor - 1) / tensor
         )
-
-    def _weights(self) -> int:
-        assert self.engine is not None
-        return _bytes(self.engine.programs.abstract_weights())
 
     def _cache(self, rows: int, positions: int, *, split: bool = True) -> int:
         """Bytes on each device of a cache whose rows are split over the devices, or whole."""

@@ -7,7 +7,6 @@ or else when it is first needed. What varies from call to call is an argument, n
 from __future__ import annotations
 
 import functools
-import operator
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -74,8 +74,9 @@ class Programs:
         self._whole = sharding.replicated(mesh)
         self._rows = sharding.row_sharding(mesh)
         self._compiled: dict[Key, Any] = {}
-        self.separate = jax.jit(self._separated, out_shardings=self._weight_shardings())
-        """The trainer's parameters with one dict a layer, laid out for sampling."""
+        ends, layers = parted(self._weight_shardings())
+        self._layer = jax.jit(self._layer_of, out_shardings=layers[0])
+        self._ends = jax.jit(self._ends_of, out_shardings=ends)
 
     @property
     def compilations(self) -> int:
@@ -126,17 +127,36 @@ class Programs:
             )
             return jitted.lower(*arguments)
 
-    def _separated(self, params: model_params.Params) -> model_params.Params:
+    def separate(self, params: model_params.Params) -> model_params.Params:
+        """The trainer's parameters with one dict a layer, laid out for sampling.
+
+        A layer at a time, because one program would hold several of them in two layouts.
+        """
+        ends, blocks = parted(params)
+        layers = [self._layer(blocks, np.int32(index)) for index in range(self.arch.layers)]
+        return {**self._ends(ends), "blocks": tuple(layers)}
+
+    def lower_separate(self, params: model_params.Params) -> dict[str, jax.stages.Lowered]:
+        """What `separate` runs, before it is compiled: for a layer, and for the rest."""
+        ends, blocks = parted(params)
+        return {
+            "layer": self._layer.lower(blocks, np.int32(0)),
+            "ends": self._ends.lower(ends),
+        }
+
+    def _layer_of(self, blocks: model_params.Params, index: jax.Array) -> model_params.Params:
+        layer = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, 0, False), blocks)
+        return self._cast(layer, model_params.specs(self.arch)["blocks"])
+
+    def _ends_of(self, ends: model_params.Params) -> model_params.Params:
+        return self._cast(ends, parted(model_params.specs(self.arch))[0])
+
+    def _cast(self, params: model_params.Params, specs: model_params.Params) -> model_params.Params:
         # Norms are computed in float32, from weights as precise as the trainer's.
         def cast(spec: model_params.Spec, x: jax.Array) -> jax.Array:
             return x.astype("float32" if spec.axes[-1] == "norm" else self.compute.dtype)
 
-        cast_ = jax.tree.map(cast, model_params.specs(self.arch), params)
-        blocks = tuple(
-            jax.tree.map(operator.itemgetter(index), cast_["blocks"])
-            for index in range(self.arch.layers)
-        )
-        return {**cast_, "blocks": blocks}
+        return jax.tree.map(cast, specs, params)
 
     def _weight_shardings(self) -> model_params.Params:
         specs = model_params.specs(self.arch)
@@ -151,7 +171,7 @@ class Programs:
         """Shapes, dtypes and places of what `separate` makes."""
         return jax.tree.map(
             lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-            jax.eval_shape(self._separated, model_params.abstract(self.arch)),
+            jax.eval_shape(self.separate, model_params.abstract(self.arch)),
             self._weight_shardings(),
         )
 
@@ -235,6 +255,11 @@ class Programs:
 
 def _abstract(*shape: int, dtype: Any = jnp.int32) -> Any:
     return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def parted(tree: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+    """What is beside the layers, and those."""
+    return {name: part for name, part in tree.items() if name != "blocks"}, tree["blocks"]
 
 
 def _halves(longest: int, shortest: int) -> list[int]:

@@ -56,6 +56,16 @@ def test_what_the_loop_holds_beside_a_program_is_counted(found):
         assert size / 8 * 3 <= program.beside < 1.3 * size / 8 * 3
 
 
+def test_weights_are_loaded_a_layer_at_a_time(found):
+    plan, arch = found
+    layer, ends = by_kind(plan, "load")
+    sampled = 4 * count(arch) / 2  # split over tensor
+    assert layer.scratch < 3 * sampled / arch.layers
+    state = 4 * count(arch) / 8 * 4  # parameters, moments, the reference model
+    for program in (layer, ends):
+        assert state + sampled <= program.total < 1.3 * (state + sampled) + program.scratch
+
+
 def test_products_are_those_that_are_useful_and_a_recomputed_forward_pass(found):
     plan, _ = found
     for program in by_kind(plan, "gradient"):
