@@ -44,8 +44,9 @@ class SampleConfig(Section):
     """Prompt lengths that prefills are padded to, rising. By default halves of the longest prompt
     down to 128."""
     prefill: Positive = 8
-    """Prompts of one prefill, rounded up to the devices that share them. Their keys and values are
-    kept, whole on every such device, until all their samples have started."""
+    """Prompts of one prefill, rounded up to the devices that share them: all, but where there are
+    more devices than prompts only those of an `fsdp` axis. Their keys and values are kept, whole on
+    every device, until all their samples have started."""
     steps: Positive = 32
     """Tokens of each slot, at most, between two looks of the host: stop strings end a completion,
     and finished ones go to their verifier, only then."""

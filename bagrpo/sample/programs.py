@@ -69,7 +69,11 @@ class Programs:
             "prompt_buckets",
         )
         """Positions of a prefilled prompt, rising."""
-        self.prefill_rows = -(-config.prefill // shards) * shards
+        share = shards if shards <= config.prefill else mesh.shape["fsdp"]
+        self.prefill_rows = -(-config.prefill // share) * share
+        """Prompts of one prefill. It is done `prefill_parts` times, because each device will hold
+        all of it, which must not grow with the slice."""
+        self.prefill_parts = shards // share
         self._heads = "tensor" if arch.kv_heads % mesh.shape["tensor"] == 0 else None
         self._whole = sharding.replicated(mesh)
         self._rows = sharding.row_sharding(mesh)
@@ -120,8 +124,8 @@ class Programs:
     def lower(self, key: Key) -> jax.stages.Lowered:
         """A program before it is compiled."""
         kind, *sizes = key
-        function, arguments, where, out, donated = _KINDS[kind](self, *sizes)
         with jax.set_mesh(self.mesh):
+            function, arguments, where, out, donated = _KINDS[kind](self, *sizes)
             jitted = jax.jit(
                 function, in_shardings=where, out_shardings=out, donate_argnums=donated
             )
@@ -201,19 +205,33 @@ class Programs:
 
     def _prefill(self, T: int):
         P = self.prefill_rows
-        function = functools.partial(decode.prefill, arch=self.arch, compute=self.compute)
         arguments = (self.abstract_weights(), _abstract(P, T), _abstract(P))
         where = (self._weight_shardings(), self._whole, self._whole)
-        return function, arguments, where, self._cache_shardings(None), ()
+        return self._prefilled, arguments, where, self._cache_shardings(None), ()
+
+    def _prefilled(self, weights: Any, tokens_PT: jax.Array, length_P: jax.Array) -> Cache:
+        """The prompts' cache, whole along the mesh's row axes."""
+        parts = self.prefill_parts
+        prefill = functools.partial(decode.prefill, arch=self.arch, compute=self.compute)
+        if parts == 1:
+            return prefill(weights, tokens_PT, length_P)
+        cache = prefill(weights, jnp.tile(tokens_PT, (parts, 1)), jnp.tile(length_P, parts))
+
+        def whole(x: jax.Array, heads: str | None = None) -> jax.Array:
+            part: Any = jax.shard_map(
+                lambda x: jax.lax.all_gather(x, "fsdp", tiled=True),
+                in_specs=PartitionSpec(ROWS, heads),
+                out_specs=PartitionSpec(None, heads),
+                check_vma=False,
+            )
+            return part(x)
+
+        k, v = (tuple(whole(x, self._heads) for x in xs) for xs in (cache.k_BKHS, cache.v_BKSH))
+        return Cache(k, v, whole(cache.position_BS))
 
     def _enter(self, B: int, S: int, T: int):
-        weights, tokens_PT, length_P = self._prefill(T)[1]
-        prefilled = jax.eval_shape(
-            functools.partial(decode.prefill, arch=self.arch, compute=self.compute),
-            weights,
-            tokens_PT,
-            length_P,
-        )
+        prefill, arguments, *_ = self._prefill(T)
+        prefilled = jax.eval_shape(prefill, *arguments)
         ints, unsigned = _abstract(B), _abstract(B, dtype=jnp.uint32)
         entrants = slots.Entrants(_abstract(), ints, ints, ints, ints, ints, unsigned, unsigned)
         arguments = (
