@@ -10,7 +10,11 @@ from tiny import MESHES, batch_config, distance, rows, trainer, update
 from bagrpo.models.family import architecture
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-NAMES = sorted(path.name for path in GOLDEN.iterdir())
+QUICK = ("gemma2", "qwen3_moe")
+NAMES = [
+    name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+    for name in sorted(path.name for path in GOLDEN.iterdir())
+]
 SIZES = batch_config(microbatch_tokens=48)
 
 

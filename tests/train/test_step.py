@@ -25,6 +25,8 @@ from bagrpo.config import AlgorithmConfig, OptimizerConfig
 from bagrpo.sharding import put_rows
 from bagrpo.train import step
 
+SURROGATE, *OTHERS = SURROGATES
+
 
 def updates_by_rule(one, rows, batch=None):
     """The update under every rule. Rule and sizes make data, which one trainer's programs serve."""
@@ -36,7 +38,9 @@ def updates_by_rule(one, rows, batch=None):
     return found
 
 
-@pytest.mark.parametrize("surrogate", SURROGATES)
+@pytest.mark.parametrize(
+    "surrogate", [SURROGATE, *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)]
+)
 def test_an_update_does_not_depend_on_how_its_work_is_cut(surrogate):
     """Every surrogate x rule, over micro-batch sizes, meshes, order of rows and padding.
 
