@@ -249,7 +249,7 @@ def _takes_target(parser: argparse.ArgumentParser) -> None:
 
 def _takes_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", help="YAML file of settings in the place of the run's own")
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="see below")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="see below")
     parser.epilog = _OVERRIDES
 
 
@@ -321,7 +321,7 @@ def _step(text: str) -> int | str:
 
 def _takes_config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="YAML file")
-    parser.add_argument("overrides", metavar="key=value", nargs="*", help="see below")
+    parser.add_argument("overrides", metavar="key=value", nargs="*", default=[], help="see below")
     parser.epilog = _OVERRIDES
 
 

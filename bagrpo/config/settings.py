@@ -56,7 +56,8 @@ def load(
         return section.model_validate_json(json.dumps(settings), strict=True)
     except pydantic.ValidationError as error:
         sentences = list(_explain(error, section, settings))
-    raise ValueError(f"{source}: {'; '.join(sentences)}")
+    overridden = " with its overrides" if overrides else ""
+    raise ValueError(f"{source}{overridden}: {'; '.join(sentences)}")
 
 
 def dump(section: pydantic.BaseModel) -> str:

@@ -62,6 +62,11 @@ class Progress:
             self._task = self._bar.add_task(f"step {done}/{total}", completed=done, total=total)
             self._bar.start()
 
+    def start(self) -> None:
+        """Start the clock anew: steps begin now, and what came before is none of their time."""
+        self._times.clear()
+        self._times.append(time.monotonic())
+
     def update(self, step: int, status: Status) -> None:
         """Show that so many steps are done."""
         now = time.monotonic()

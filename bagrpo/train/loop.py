@@ -60,6 +60,7 @@ def train(config: RunConfig) -> bool:
             record.say(run.compile())
             if step == 0:
                 record.evaluation(0, evaluate_now(run, state, 0))
+            record.start()
             while step < config.steps:
                 state, metrics, groups = take_step(run, state, step)
                 step += 1

@@ -29,6 +29,11 @@ class Record:
             self._writer.metrics(step, metrics)
             self._progress.say(_accuracy(step, metrics))
 
+    def start(self) -> None:
+        """The first step begins."""
+        if self._progress is not None:
+            self._progress.start()
+
     def step(self, step: int, metrics: dict[str, float], groups: Sequence[Group]) -> None:
         """A step that is done; call it before its checkpoint is saved."""
         if self._writer is None or self._progress is None:

@@ -107,9 +107,11 @@ class Run:
         if self.sampler is not None:
             programs |= self.sampler.engine.compile()
         largest = max(programs, key=lambda name: programs[name])
+        mebibytes = programs[largest] / 2**20
+        size = f"{mebibytes / 1024:.2f} GiB" if mebibytes >= 1024 else f"{mebibytes:.1f} MiB"
         return (
             f"compiled {len(programs)} programs in {time.perf_counter() - start:.0f} s; the "
-            f"largest, {largest}, takes {programs[largest] / 2**30:.2f} GiB of a device"
+            f"largest, {largest}, takes {size} of a device"
         )
 
     def compilations(self) -> int:

@@ -62,9 +62,12 @@ def test_the_time_left_follows_the_last_steps_and_not_those_before_a_resume(cloc
     assert first.endswith("0:49:00 left")
     file = io.StringIO()
     bar = Progress(100, ReportConfig(seconds=1), console=rich.console.Console(file=file, width=120))
+    clock.now += 500.0  # to compile
+    bar.start()
     for step in range(1, 41):
         clock.now += 100.0 if step <= 20 else 10.0
         bar.update(step, STATUS)
+    assert file.getvalue().splitlines()[0].endswith("2:45:00 left")  # 99 steps of 100 s.
     assert file.getvalue().splitlines()[-1].endswith("0:10:00 left")  # 60 steps of 10 s.
 
 
