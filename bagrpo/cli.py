@@ -184,6 +184,11 @@ def plan(options: argparse.Namespace) -> None:
     CONFIG is that of a run. Its programs are compiled for each slice, named as the cloud does:
     v5e-N and v6e-N count chips, v4-N and v5p-N cores, two a chip. cpu:N plans for CPU devices. Of
     the model only the description is read, so it may be a folder that holds only its config.json.
+
+    Said of each program, on one chip: GiB of its arguments, of its scratch, and of what the loop
+    holds beside them; FLOPs of the model (useful), and those compiled as a multiple of them; GB
+    moved through HBM and by collectives, these as a multiple of the least that must move; and the
+    time that the slowest of all takes at the chip's published peaks (roofline).
     """
     from bagrpo.plan import environment
 
