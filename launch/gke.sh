@@ -77,6 +77,9 @@ done
 [[ -n $image ]] || fail "give an image made with launch/Dockerfile: --image IMAGE"
 (($#)) || fail "say what to run after --, as in: launch/gke.sh --name NAME ... -- train CONFIG"
 
+[[ $1 != train || -n $claim || " $* " == *" folder=gs://"* ]] ||
+  echo "launch/gke.sh: the run ends with its pods; to keep it give folder=gs://BUCKET/run or --claim" >&2
+
 # Sets topology, hosts, and chips of a host as GKE has them; the shapes are bagrpo/plan/chips.py's.
 # https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 set_slice() {

@@ -77,6 +77,10 @@ set_type() {
   local shape="${type#*-}"
   [[ $type =~ ^(v4|v5e|v5p|v6e)-[1-9][0-9]*$ ]] ||
     fail "--type '$type' is none of v4-N, v5e-N, v5p-N, v6e-N"
+  case "$type" in
+    v4-* | v5p-*) ((shape % 8 == 0)) || fail "there is no slice $type: N is a multiple of 8" ;;
+    *) (((shape & (shape - 1)) == 0)) || fail "there is no slice $type: N is a power of two" ;;
+  esac
   accelerator="$type"
   # https://cloud.google.com/tpu/docs/runtimes
   case "$type" in
@@ -285,6 +289,10 @@ case "$action" in
     [[ -z $startup || -f $startup ]] || fail "--startup $startup is no file"
     ;;
 esac
+if [[ $action == watch && $1 == train && " $* " != *" folder=gs://"* ]]; then
+  echo "launch/tpu.sh: the run ends with its slice, unless its folder is on a disk that outlives it or" \
+    "in a bucket: folder=gs://BUCKET/run" >&2
+fi
 [[ -n $dry_run ]] || command -v gcloud >/dev/null ||
   fail "found no gcloud; install the Google Cloud CLI and log in with: gcloud auth login"
 exec 3>&1

@@ -25,7 +25,7 @@ KINDS = {
     "v6e": "tpu-v6e-slice",
 }
 OPTIONS = ["--name", "math", "--type", "v5e-256", "--image", "host/image:1"]
-COMMAND = ["--", "train", "configs/x.yaml"]
+COMMAND = ["--", "train", "configs/x.yaml", "folder=gs://bucket/run"]
 
 
 @pytest.fixture
@@ -164,6 +164,13 @@ def test_arguments_reach_the_command_as_they_are_given(checkout):
     assert container["args"] == given
     _, _, _, container = parts(manifest(checkout, *OPTIONS, "--", "$(HOME)", "$$(HOME)"))
     assert container["args"] == ["$$(HOME)", "$$$(HOME)"]  # Which Kubernetes turns back.
+
+
+def test_a_run_that_ends_with_its_pods_is_said_so(checkout):
+    status, _, err = run(checkout, "--dry-run", *OPTIONS, *COMMAND[:-1])
+    assert status == 0
+    assert err.startswith("launch/gke.sh: the run ends with its pods")
+    assert run(checkout, "--dry-run", *OPTIONS, "--claim", "runs", *COMMAND[:-1])[2] == ""
 
 
 def test_what_is_applied_is_what_a_dry_run_prints(checkout):

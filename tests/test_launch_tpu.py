@@ -50,7 +50,7 @@ else:
 """
 GONE = "ERROR: (gcloud) NOT_FOUND: Resource 'projects/p/nodes/x' was not found"
 TYPE = ["--type", "v5e-16"]
-COMMAND = ["--", "train", "configs/a b.yaml", "model.path=$HOME/*", "it's"]
+COMMAND = ["--", "train", "configs/a b.yaml", "model.path=$HOME/*", "it's", "folder=gs://b/run"]
 
 
 @pytest.fixture
@@ -86,20 +86,14 @@ def verbs(checkout):
     ],
 )
 def test_create_asks_for_the_slice_by_the_clouds_names(checkout, name, accelerator, runtime):
-    where = ["--zone", "z", "--project", "p"]
-    script = checkout.root / "mount.sh"
-    script.touch()
-    options = ["--type", name, "--spot", "--startup", str(script), *where]
-    status, _, err = run(checkout, "create", "math", *options)
+    (script := checkout.root / "mount.sh").touch()
+    options = ["--spot", "--startup", str(script), "--zone", "z", "--project", "p"]
+    status, _, err = run(checkout, "create", "math", "--type", name, *options)
     assert status == 0, err
     (words,) = calls(checkout)
     assert words[:5] == ["compute", "tpus", "queued-resources", "create", "math"]
     assert set(words[5:]) == {
-        "--quiet",
-        "--zone=z",
-        "--project=p",
-        "--spot",
-        "--node-id=math",
+        *("--quiet", "--zone=z", "--project=p", "--spot", "--node-id=math"),
         f"--accelerator-type={accelerator}",
         f"--runtime-version={runtime}",
         f"--metadata-from-file=startup-script={script}",
@@ -172,7 +166,7 @@ def test_watch_rents_anew_what_was_taken_away_and_starts_the_same_command(checko
     assert [words[3] for words in found] == [*LOOK, *lost, *LOOK, *START, *LOOK, "delete"]
     started = [words[-1] for words in found if words[3] == "ssh" and "setsid" in words[-1]]
     assert len(started) == 1
-    assert "launch/local.sh train configs/a\\ b.yaml model.path=\\$HOME/\\* it\\'s" in started[0]
+    assert "train configs/a\\ b.yaml model.path=\\$HOME/\\* it\\'s folder=" in started[0]
 
 
 @pytest.mark.parametrize("node", ["PREEMPTED", "TERMINATED", GONE])
@@ -368,6 +362,8 @@ def test_a_dry_run_does_nothing_and_prints_the_commands(checkout, action, option
         (["create", "My_slice"], "give the slice's name after 'create', of a-z, 0-9 and -, not"),
         (["create", "x"], "--type '' is none of v4-N, v5e-N, v5p-N, v6e-N"),
         (["create", "x", "--type", "v5litepod-8"], "--type 'v5litepod-8' is none of v4-N"),
+        (["create", "x", "--type", "v5e-17"], "there is no slice v5e-17: N is a power of two"),
+        (["create", "x", "--type", "v5p-17"], "there is no slice v5p-17: N is a multiple of 8"),
         (["create", "x", "--type"], "--type needs a value"),
         (["create", "x", *TYPE, "--startup", "none.sh"], "--startup none.sh is no file"),
         (["create", "x", *TYPE, "--preemptible"], "there is no option --preemptible"),
@@ -385,11 +381,15 @@ def test_what_makes_no_sense_is_said_in_a_sentence(checkout, arguments, said):
     assert calls(checkout) == []
 
 
+def test_watch_says_that_a_run_without_a_bucket_ends_with_its_slice(checkout):
+    _, _, err = run(checkout, "watch", "math", "--dry-run", *TYPE, *COMMAND[:-1])
+    assert err.startswith("launch/tpu.sh: the run ends with its slice")
+
+
 def test_without_gcloud_it_says_so(checkout):
     (checkout.path / "gcloud").unlink()
     status, _, err = run(checkout, "status", "x")
-    assert status == 1
-    assert err.startswith("launch/tpu.sh: found no gcloud")
+    assert (status, err.split(";")[0]) == (1, "launch/tpu.sh: found no gcloud")
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["watch", "--help"], ["run", "x", "-h"]])

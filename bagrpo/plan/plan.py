@@ -165,7 +165,8 @@ def _devices(topology: str) -> tuple[Chip | None, Sequence[Any]]:
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError(
             f"planning for {topology} takes the TPU compiler, a package for Linux on x86-64 that "
-            "needs no TPU: pip install 'bagrpo[tpu]'"
+            "needs no TPU: plan with launch/local.sh, which installs it, or: "
+            "pip install 'bagrpo[tpu]'"
         )
     options: dict[str, Any] = {}
     if wanted.chip.name == "v4":

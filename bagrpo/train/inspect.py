@@ -59,6 +59,7 @@ def evaluate_model(
     Raises:
         ValueError: if the model or the problems cannot be had.
     """
+    source = open_source(ModelConfig(path=target), which=which)
     if benchmarks:
         files = tuple(_benchmark(text) for text in benchmarks)
         config = config.model_copy(
@@ -69,7 +70,6 @@ def evaluate_model(
             "there is nothing to evaluate on: give --benchmark FORM:PATH (e.g. gsm8k:test.jsonl), "
             "or a --config with data.evaluation"
         )
-    source = open_source(ModelConfig(path=target), which=which)
     mesh = sharding.make_mesh(config.mesh)
     prompter = Prompter(source.tokenizer, config.model.chat_template)
     kinds = {sources.kind(part) for part in config.data.evaluation}

@@ -40,8 +40,6 @@ class Record:
             return
         self._writer.metrics(step, metrics)
         self._writer.rollouts(step, [rollout for group in groups for rollout in group])
-        if "eval/accuracy" in metrics:
-            self._progress.say(_accuracy(step, metrics))
         tokens = metrics.get("completion/tokens", 0.0)
         self._progress.update(
             step,
@@ -52,6 +50,8 @@ class Record:
                 speed=tokens / metrics["time/step"],
             ),
         )
+        if "eval/accuracy" in metrics:
+            self._progress.say(_accuracy(step, metrics))
 
     def say(self, text: str) -> None:
         """A line for the person at the terminal."""
