@@ -78,7 +78,8 @@ done
 (($#)) || fail "say what to run after --, as in: launch/gke.sh --name NAME ... -- train CONFIG"
 
 [[ $1 != train || -n $claim || " $* " == *" folder=gs://"* ]] ||
-  echo "launch/gke.sh: the run ends with its pods; to keep it give folder=gs://BUCKET/run or --claim" >&2
+  echo "launch/gke.sh: the run ends with its pods, unless its folder is in a bucket or on a claim:" \
+    "folder=gs://BUCKET/run, or --claim CLAIM" >&2
 
 # Sets topology, hosts, and chips of a host as GKE has them; the shapes are bagrpo/plan/chips.py's.
 # https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus

@@ -290,8 +290,8 @@ case "$action" in
     ;;
 esac
 if [[ $action == watch && $1 == train && " $* " != *" folder=gs://"* ]]; then
-  echo "launch/tpu.sh: the run ends with its slice, unless its folder is on a disk that outlives it or" \
-    "in a bucket: folder=gs://BUCKET/run" >&2
+  echo "launch/tpu.sh: the run ends with its slice, unless its folder is in a bucket or on a disk" \
+    "that outlives it: folder=gs://BUCKET/run" >&2
 fi
 [[ -n $dry_run ]] || command -v gcloud >/dev/null ||
   fail "found no gcloud; install the Google Cloud CLI and log in with: gcloud auth login"

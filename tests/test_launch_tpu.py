@@ -166,7 +166,7 @@ def test_watch_rents_anew_what_was_taken_away_and_starts_the_same_command(checko
     assert [words[3] for words in found] == [*LOOK, *lost, *LOOK, *START, *LOOK, "delete"]
     started = [words[-1] for words in found if words[3] == "ssh" and "setsid" in words[-1]]
     assert len(started) == 1
-    assert "train configs/a\\ b.yaml model.path=\\$HOME/\\* it\\'s folder=" in started[0]
+    assert "launch/local.sh train configs/a\\ b.yaml model.path=\\$HOME/\\* it\\'s" in started[0]
 
 
 @pytest.mark.parametrize("node", ["PREEMPTED", "TERMINATED", GONE])

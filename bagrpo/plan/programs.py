@@ -142,11 +142,14 @@ class Planner:
         params, sampled = self.trainer.abstract.params, programs.abstract_weights()
         weights = _bytes(sampled)
         (ends_in, blocks), (ends, layers) = parted(params), parted(sampled)
-        for part, own in {"layer": (blocks, layers[0]), "ends": (ends_in, ends)}.items():
-            yield (
-                Program("load", part, beside=state + weights - _bytes(own)),
-                lambda p=part: programs.lower_separate(params)[p],
-            )
+        yield (
+            Program("load", "layer", beside=state + weights - _bytes((blocks, layers[0]))),
+            lambda: programs.lower_separate(params, "layer"),
+        )
+        yield (
+            Program("load", "ends", beside=state + weights - _bytes((ends_in, ends))),
+            lambda: programs.lower_separate(params, "ends"),
+        )
         caches = self._cache(programs.slots[-1], programs.positions[-1])
         prompts = self._cache(programs.prefill_rows, programs.prompts[-1], split=False)
         for key in self._keys(largest):
@@ -201,9 +204,8 @@ class Planner:
             held -= arch.vocab * arch.embed / tensor * size
         activations = shape.tokens / self.trainer.row_shards * arch.embed * size
         sums = arch.layers * (4 if passes == 3 else 2)
-        return (
-            passes * held * (shards - 1) / shards + sums * 2 * activations * (tensor - 1) / tensor
-        )
+        gathered = passes * held * (shards - 1) / shards
+        return gathered + sums * activations * 2 * (tensor - 1) / tensor
 
     def _cache(self, rows: int, positions: int, *, split: bool = True) -> int:
         """Bytes on each device of a cache whose rows are split over the devices, or whole."""

@@ -10,7 +10,7 @@ import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -71,9 +71,9 @@ class Programs:
         """Positions of a prefilled prompt, rising."""
         share = shards if shards <= config.prefill else mesh.shape["fsdp"]
         self.prefill_rows = -(-config.prefill // share) * share
-        """Prompts of one prefill. It is done `prefill_parts` times, because each device will hold
-        all of it, which must not grow with the slice."""
-        self.prefill_parts = shards // share
+        """Prompts of one prefill. Each device holds all of them, so that they must not grow with
+        the slice: where they are fewer than the devices, each part of `data` computes them all."""
+        self._prefill_parts = shards // share
         self._heads = "tensor" if arch.kv_heads % mesh.shape["tensor"] == 0 else None
         self._whole = sharding.replicated(mesh)
         self._rows = sharding.row_sharding(mesh)
@@ -140,13 +140,14 @@ class Programs:
         layers = [self._layer(blocks, np.int32(index)) for index in range(self.arch.layers)]
         return {**self._ends(ends), "blocks": tuple(layers)}
 
-    def lower_separate(self, params: model_params.Params) -> dict[str, jax.stages.Lowered]:
-        """What `separate` runs, before it is compiled: for a layer, and for the rest."""
+    def lower_separate(
+        self, params: model_params.Params, part: Literal["layer", "ends"]
+    ) -> jax.stages.Lowered:
+        """What `separate` runs for a layer, or for what is beside them, before it is compiled."""
         ends, blocks = parted(params)
-        return {
-            "layer": self._layer.lower(blocks, np.int32(0)),
-            "ends": self._ends.lower(ends),
-        }
+        if part == "layer":
+            return self._layer.lower(blocks, np.int32(0))
+        return self._ends.lower(ends)
 
     def _layer_of(self, blocks: model_params.Params, index: jax.Array) -> model_params.Params:
         layer = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, 0, False), blocks)
@@ -211,7 +212,7 @@ class Programs:
 
     def _prefilled(self, weights: Any, tokens_PT: jax.Array, length_P: jax.Array) -> Cache:
         """The prompts' cache, whole along the mesh's row axes."""
-        parts = self.prefill_parts
+        parts = self._prefill_parts
         prefill = functools.partial(decode.prefill, arch=self.arch, compute=self.compute)
         if parts == 1:
             return prefill(weights, tokens_PT, length_P)

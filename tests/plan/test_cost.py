@@ -165,7 +165,7 @@ def test_what_is_fetched_ahead_is_read_once():
         "%c = (bf16[6,8,128]{2,1,0:S(1)}, bf16[6,8,128]{2,1,0}, u32[]{:S(2)}) copy-start(%a)",
         "ROOT %d = bf16[6,8,128]{2,1,0:S(1)} copy-done(%c)",
     )
-    assert fetched.bytes == 6 * 8 * 128 * 2 + 4
+    assert fetched.bytes == 6 * 8 * 128 * 2 + 4  # and a flag
     sliced = of(
         "%a = bf16[6,8,128]{2,1,0} parameter(0)",
         "%s = ((bf16[6,8,128]{2,1,0}), bf16[2,8,128]{2,1,0:S(1)}, s32[]{:S(2)}) slice-start(%a), "

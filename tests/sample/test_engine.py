@@ -160,6 +160,16 @@ def test_samples_are_the_same_on_every_mesh(name, mesh):
     assert tokens(found) == tokens(want)
 
 
+@pytest.mark.parametrize(
+    ("mesh", "rows"), [((8, 1, 1), 2), ((4, 2, 1), 2), ((2, 4, 1), 4), ((1, 2, 4), 2)], ids=str
+)
+def test_prefilled_prompts_do_not_grow_with_data(mesh, rows):
+    programs = engine(mesh=mesh, slots=16).programs
+    assert programs.prefill_rows == rows
+    prompts = programs.lower(("prefill", programs.prompts[-1])).out_info
+    assert {x.shape[0] for x in jax.tree.leaves(prompts)} == {rows}
+
+
 def test_new_weights_take_effect():
     params = model("qwen2")[1]
     shared, wanted = engine(), requests(2)
